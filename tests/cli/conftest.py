@@ -33,8 +33,8 @@ from queen.settings import Settings
 from tests.support.databases import TEMPLATE, create_database
 
 _TREE = tree()
-_START_SECONDS = 60.0
-_SCREEN_SECONDS = 30.0
+_START_SECONDS = 100.0
+_SCREEN_SECONDS = 100.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 

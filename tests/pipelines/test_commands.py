@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from queen.cli.pipelines.example import place_pipeline
 from queen.pipelines.errors import AlreadyRunning, PipelineError
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
@@ -196,3 +197,11 @@ def test_a_pipeline_runs_once_at_a_time_and_one_that_died_is_known_to_have(tmp_p
     assert (died.state, died.error) == (PipelineState.FAILED, "its process was killed")
     with pytest.raises(PipelineError, match="does not run"):
         state.stop("p", 1)
+
+
+def test_the_example_leaves_a_file_alone_that_was_edited(tmp_path: Path) -> None:
+    file = place_pipeline(tmp_path)
+    assert str(tmp_path / "lead-scores") in file.read_text()
+    file.write_text("# mine")
+    assert place_pipeline(tmp_path) == file
+    assert file.read_text() == "# mine"

@@ -753,7 +753,7 @@ export interface paths {
         };
         /**
          * List messages
-         * @description Newest first, without payloads; of the last hour unless `from` is sent.
+         * @description Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` is sent.
          *
          *     Access: read-only.
          */
@@ -5030,7 +5030,7 @@ export interface components {
         };
         /**
          * MessageInList
-         * @description A message without its payload; `queueStatus` is how consumers without a group see it.
+         * @description A message with at most the beginning of its payload; `queueStatus` is how consumers without a group see it.
          */
         MessageInList: {
             /** Format: uuid */
@@ -5053,6 +5053,7 @@ export interface components {
             queueStatus: components["schemas"]["MessageStatus"] | null;
             busStatus: components["schemas"]["BusStatus"];
             queuePriority: number;
+            preview?: string;
         };
         /**
          * MessageList
@@ -5746,7 +5747,7 @@ export interface components {
         };
         /**
          * QueryStatus
-         * @description One query of a pipeline: the way from its sources to one sink.
+         * @description The way from the sources of a pipeline to one sink. Sinks that share a query have its figures in common.
          */
         QueryStatus: {
             name: string;
@@ -6322,6 +6323,7 @@ export interface components {
             queueStatus: components["schemas"]["MessageStatus"] | null;
             busStatus: components["schemas"]["BusStatus"];
             queuePriority: number;
+            preview?: string;
             offset: number;
             data: unknown;
         };
@@ -11223,6 +11225,8 @@ export interface operations {
                 to?: string;
                 /** @description Whether all that match are counted, or no more than a page takes. */
                 count?: boolean;
+                /** @description With so many characters of each payload's JSON, from its beginning. */
+                preview?: number;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
                 /** @description The number of entries to skip. */

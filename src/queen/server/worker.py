@@ -251,9 +251,10 @@ class Worker:
 
     def _shard(self, broker: Broker, queue_stats: QueueStats) -> Shard:
         """One shard with its views. What workers have counted is kept by the first shard for all of them."""
-        groups = Groups(broker.database, broker.catalog, broker.publish)
-        summaries = SharedResult(groups.summaries, self.settings.stats_cache_ms / 1000)
-        furthest = SharedResult(groups.furthest, self.settings.stats_cache_ms / 1000)
+        kept_seconds = self.settings.stats_cache_ms / 1000
+        groups = Groups(broker.database, broker.catalog, broker.publish, kept_seconds)
+        summaries = SharedResult(groups.summaries, kept_seconds)
+        furthest = SharedResult(groups.furthest, kept_seconds)
         self._keeping_warm += [summaries.keep_warm, furthest.keep_warm]
         return Shard(
             broker,

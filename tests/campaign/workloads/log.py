@@ -33,6 +33,9 @@ def push_digest(body: Any) -> Any:
     return [[one["status"], one.get("message_id")] for one in body]
 
 
+_MOVE_ERRORS: tuple[type[BaseException], ...] = (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
+
+
 class LogWorkload(Workload):
     """Nothing is lost, doubled, reordered or skipped."""
 
@@ -281,7 +284,7 @@ class MovesWorkload(LogWorkload):
                 async with asyncio.timeout(30), connect_fleet(self.site.dsns) as fleet:
                     await Mover(fleet).move(Name.queue(self.queue), to)
                 self.history.end(call, Outcome.OK)
-            except (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
+            except _MOVE_ERRORS as error:
                 # PostgreSQL went away: the queue is on one shard or the other, and the next move begins there.
                 self.history.end(call, Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}")
 

@@ -15,6 +15,7 @@ from queen.broker.pop.requests import PopRequest
 from queen.bus.packets import Heartbeat, PacketSigner, PacketWriter
 from queen.errors import Overloaded
 from queen.http.api.limits import Unpacking
+from queen.http.server.limits import Address, Budget, Limits
 from queen.http.server.message import Request, Response
 from queen.wire.binary.push import unpacked_bytes
 from tests.conftest import StartServer
@@ -62,7 +63,7 @@ async def test_unfinished_bodies_have_a_budget_and_give_it_back(start_server: St
         opened.append((reader, writer))
         writer.write(head + b"x" * 5_000_000)
         await writer.drain()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await until(lambda: budget.refused["incoming"] > 0)
         done, _ = await asyncio.wait(
             [asyncio.ensure_future(status_of(reader)) for reader, _ in opened], return_when=asyncio.FIRST_COMPLETED
@@ -100,6 +101,21 @@ async def test_websocket_messages_that_have_not_all_come_are_part_of_that_budget
         await until(lambda: budget.incoming == 0)
     await api.push("q", 1)
     assert budget.incoming == 0
+
+
+def test_large_bodies_leave_room_for_small_ones() -> None:
+    budget = Budget(Limits(incoming_bytes=64 << 20))
+    first, second = Address(), Address()
+    for address in (first, second):
+        for _ in range(32):
+            assert budget.take_in(address, 1 << 20, 1 << 20)
+    for address in (first, second, Address()):
+        assert not budget.take_in(address, 1 << 20, 1 << 20)
+        budget.give_back(address, 1 << 20)
+        assert budget.take_in(address, 1000, 1000)
+        budget.give_back(address, 1000)
+    # Nor do small ones fill it without end.
+    assert not all(budget.take_in(first, 1000, 1000) for _ in range(10_000))
 
 
 async def test_what_bodies_unpack_to_has_a_budget_too(start_server: StartServer) -> None:
@@ -166,7 +182,7 @@ async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer
     for _ in range(20):
         await api.push("q", *["x" * 100_000] * 5)
     opened = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while server.budget.outgoing <= server.budget.alarm:
             reader, writer = await connect(api, receive_bytes=4096)
             opened.append((reader, writer))
@@ -203,7 +219,7 @@ async def test_connections_are_limited(start_server: StartServer, setting: str, 
     assert await status_of(reader) == status
     writer.close()
     opened.pop()[1].close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             reader, writer = await connect(api)
             writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -272,7 +288,7 @@ async def test_packets_of_hosts_that_nobody_named_are_refused(api: Api) -> None:
 async def test_nobody_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
     api = await start_server(max_wait_ms=50)
     forever = 3_600_000_000
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         assert await api.pop("empty", wait=True, timeout=forever) == []
         waited = await api.call("GET", "/dequeue", namespace="n", topic="t", wait=True, timeout=forever)
     assert waited.body == []

@@ -200,7 +200,7 @@ async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
     assert (await caller.call("POST", "/api/v1/push", held)).status == 201
     seen: list[Any] = []
     while len(seen) < 63:
-        seen += await caller.pop("q", batch=100, wait=True, timeout=5000, autoAck=True, consumerGroup="readers")
+        seen += await caller.pop("q", batch=100, wait=True, timeout=60_000, autoAck=True, consumerGroup="readers")
     assert sorted(message["producerSub"] for message in seen) == ["alice"] * 2 + ["bob"] * 61
     (first,) = await caller.pop("q", batch=1)
     assert (first["transactionId"], first["producerSub"]) == ("one", "alice")

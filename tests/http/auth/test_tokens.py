@@ -176,6 +176,7 @@ def test_an_accepted_token_is_refused_once_it_has_expired() -> None:
     [
         ({"jwt_secret": None}, "there is no key to verify tokens with: set JWT_SECRET, JWT_PUBLIC_KEY or JWT_JWKS_URL"),
         ({"jwt_secret": None, "jwt_algorithm": "HS256"}, "set JWT_SECRET"),
+        ({"jwt_secret": "  \n"}, "JWT_SECRET is blank"),
         ({"jwt_algorithm": "RS256"}, "the only key that is set is of type oct"),
         ({"jwt_secret": None, "jwt_public_key": "not a key"}, "expected a public key in PEM"),
         ({"jwt_secret": "-----BEGIN PUBLIC KEY-----\nabc"}, "a public key belongs in JWT_PUBLIC_KEY"),

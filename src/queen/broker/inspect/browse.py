@@ -248,14 +248,14 @@ class MessageBrowser:
         self._envelope = envelope
         self._finder = finder
 
-    async def page(self, wanted: MessageFilter, limit: int, offset: int) -> MessageList:
-        """A page of messages, newest first, without their payloads.
+    async def page(self, wanted: MessageFilter, limit: int, offset: int, preview: int = 0) -> MessageList:
+        """A page of messages, newest first, with so many characters of their payloads.
 
         `total` counts places: a deleted message keeps its own until retention removes it, unless all is on one page.
         """
         queues = await self._queues(wanted)
         page = await self._choose(wanted, queues, limit, offset)
-        messages = await self._describe_all(page.places, queues)
+        messages = await self._describe_all(page.places, queues, preview)
         whole = offset == 0 and page.total <= limit and page.counted
         return MessageList(messages, len(messages) if whole else page.total, limit, offset, page.mode, page.counted)
 
@@ -347,11 +347,11 @@ class MessageBrowser:
         places = [(row["partition_id"], row["message_offset"]) for row in rows if row["partition_id"] is not None]
         return _Page(places, rows[0]["total"], mode(queue_mode=modes["queue_mode"], groups=modes["groups"]))
 
-    async def _describe_all(self, places: list[Place], queues: dict[int, Queue]) -> list[MessageInList]:
+    async def _describe_all(self, places: list[Place], queues: dict[int, Queue], preview: int) -> list[MessageInList]:
         if not places:
             return []
         partition_ids = {partition_id for partition_id, _ in places}
-        stored = await StoredMessages(self._database, self._envelope).read(places, payloads=False)
+        stored = await StoredMessages(self._database, self._envelope).read(places, payloads=preview > 0)
         partitions = await self._catalog.partitions_by_id(partition_ids)
         readers = await read_positions(self._database, partition_ids)
         rows = await self._database.fetch("dead_among", [pid for pid, _ in places], [offset for _, offset in places])
@@ -361,8 +361,16 @@ class MessageBrowser:
             message, partition = stored.get(place), partitions.get(place[0])
             queue = queues.get(partition.queue_id) if partition is not None else None
             if message is not None and partition is not None and queue is not None:
-                described.append(listed_message(message, partition, queue, place, readers[place[0]], place in dead))
+                listed = listed_message(message, partition, queue, place, readers[place[0]], place in dead)
+                if preview and message.unreadable is None:
+                    listed.preview = _beginning(message.payload, preview)
+                described.append(listed)
         return described
+
+
+def _beginning(payload: bytes, characters: int) -> str:
+    # Four bytes a character at most; one that is cut in half goes.
+    return payload[: 4 * characters].decode(errors="ignore")[:characters]
 
 
 def _identify(message: StoredMessage, partition: Partition, queue: Queue) -> dict[str, Any]:

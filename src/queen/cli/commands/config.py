@@ -251,7 +251,7 @@ def _password_login(session: Session, url: str, user: str, password: str) -> str
     body = msgspec.json.encode({"username": user, "password": password})
     request = urllib.request.Request(f"{url}/api/login", body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=_LOGIN_SECONDS, context=_tls(session)) as answer:
+        with urllib.request.urlopen(request, timeout=_LOGIN_SECONDS, context=session.tls_context()) as answer:
             cookies = SimpleCookie()
             for header in answer.headers.get_all("Set-Cookie", []):
                 cookies.load(header)
@@ -267,16 +267,6 @@ def _password_login(session: Session, url: str, user: str, password: str) -> str
     if isinstance(decoded.get("token"), str):
         return str(decoded["token"])
     raise ServerFailed(f"{url}/api/login returned no token; is it the proxy?")
-
-
-def _tls(session: Session) -> Any:
-    import ssl
-
-    context = ssl.create_default_context()
-    if session.server.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _object(body: bytes) -> dict[str, Any]:

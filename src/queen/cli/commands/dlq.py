@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from queen.cli.common.arguments import DryRun, Limit, Offset, Partition, Since, Until, Yes, parse_json, writer
+from queen.cli.common.arguments import (
+    DryRun,
+    Limit,
+    Offset,
+    Partition,
+    QueueName,
+    Since,
+    Until,
+    Yes,
+    complete_queues,
+    parse_json,
+    writer,
+)
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session, check_answer
@@ -23,8 +35,7 @@ from queen.cli.common.tree import command, group
 
 app = group("Dead letters: list, report, redrive, edit, export and purge them.")
 
-Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue.")]
-QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
+Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue.", autocompletion=complete_queues)]
 Cg = Annotated[str | None, typer.Option("--cg", "--group", help="Only of this consumer group.")]
 Tx = Annotated[list[str] | None, typer.Option("--tx", help="Only of this transaction id; may be repeated.")]
 PartitionId = Annotated[

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from queen.cli.commands.trace import MESSAGE_TRACES
-from queen.cli.common.arguments import Offset, Partition, QueueName, Since, Until, Yes
+from queen.cli.common.arguments import Offset, Partition, QueueName, Since, Until, Yes, complete_queues
 from queen.cli.common.exits import NothingFound, UserError
 from queen.cli.common.filters import Grep, Where, is_pattern, message_filter
 from queen.cli.common.output import Column
@@ -55,7 +55,9 @@ queen messages list --queue orders --from '1h ago' -o wide
 )
 def list_messages(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Only of this queue.", autocompletion=complete_queues)
+    ] = None,
     partition: Partition = None,
     namespace: Annotated[str | None, typer.Option("--namespace", help="Only of this namespace.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="Only of this task.")] = None,

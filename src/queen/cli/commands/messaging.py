@@ -10,7 +10,17 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from queen.cli.common.arguments import QUEUE_MODE, DryRun, Group, NeededGroup, QueueName, json_lines, opened, parse_json
+from queen.cli.common.arguments import (
+    QUEUE_MODE,
+    DryRun,
+    Group,
+    NeededGroup,
+    QueueName,
+    complete_queues,
+    json_lines,
+    opened,
+    parse_json,
+)
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.output import lookup
 from queen.cli.common.session import Session, check_answer
@@ -115,7 +125,9 @@ queen pop --namespace billing --task invoices
 )
 def pop(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(help="The queue; or --namespace and --task.")] = None,
+    queue: Annotated[
+        str | None, typer.Argument(help="The queue; or --namespace and --task.", autocompletion=complete_queues)
+    ] = None,
     cg: Group = None,
     partition: Annotated[str | None, typer.Option("--partition", help="Only from this partition.")] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many messages to take at most.")] = 1,
@@ -328,7 +340,7 @@ def preview_seek(session: Session, cg: str, queue: str, body: Mapping[str, Any],
     """Say what a seek would do."""
     answer = check_answer(session.admin.preview_seek(cg, queue, **body, **more))
     effect = f"redelivered={answer['redelivered']} skipped={answer['skipped']} leases={answer['leases']}"
-    session.out.done(f"would have {what} {effect}", answer)
+    session.out.done(f"dry run: {what} {effect}", answer)
 
 
 def seek_group(

@@ -42,6 +42,23 @@ class NothingFound(CommandFailed):
     code = EMPTY
 
 
+_LISTS: Final = {
+    "lease": "it has ended or was acknowledged, pop again for a new one",
+    "message": "queen messages list --queue QUEUE shows what there is",
+    "partition": "queen partition list QUEUE shows what there is",
+    "consumer group": "queen group list shows what there is",
+    "topic": "queen topic list NAMESPACE shows what there is",
+    "quer": "queen stream list shows what there is",
+    "queue": "queen queue list shows what there is",
+}
+"""What to do about a thing that the server does not have, by a word of its message."""
+
+
+def _where_to_look(text: str) -> str:
+    found = (step for word, step in _LISTS.items() if word in text.lower())
+    return next(found, "queen queue list and queen topic list show what there is")
+
+
 def report(error: Exception) -> int:
     """Print an error that its user can act on as one line, and return the exit code; others are raised."""
     if isinstance(error, NothingFound):
@@ -85,7 +102,7 @@ def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
     if isinstance(error, OverloadedError):
         return SERVER, f"{text}; try again in {error.retry_after or 1:.0f} s, run queen doctor to find the cause"
     if isinstance(error, NotFoundError):
-        return SERVER, f"{text}; queen queue list and queen topic list show what there is"
+        return SERVER, f"{text}; {_where_to_look(text)}"
     if isinstance(error, RequestError):
         return SERVER, text
     return USER, text

@@ -16,6 +16,8 @@ from queen.cli.common.exits import ServerFailed, UserError
 from queen.cli.common.output import Output
 
 if TYPE_CHECKING:
+    import ssl
+
     from queen.client.sync import AdminSync, QueenSync
 
 DEFAULT_SERVER: Final = "http://localhost:6632"
@@ -107,6 +109,16 @@ class Session:
     @property
     def admin(self) -> AdminSync:
         return self.queen.admin
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For requests that the client does not make."""
+        import ssl
+
+        context = ssl.create_default_context()
+        if self.server.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
     def pages(self, fetch: Any, key: str, limit: int | None, size: int = 500) -> Iterator[dict[str, Any]]:
         """Every entry of a listing that comes in pages, up to a limit; `fetch` takes `limit` and `offset`."""

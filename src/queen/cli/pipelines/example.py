@@ -47,11 +47,7 @@ def example(
     require_spark()
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "leads.py"
-    # A file that is there may have been edited: it is run as it is.
-    if not file.exists():
-        text = files("queen.pipelines.example").joinpath("leads.py").read_text("utf-8")
-        file.write_text(text.replace('parquet="lead-scores"', f"parquet={str(directory / 'lead-scores')!r}"))
+    file = place_pipeline(directory)
     with contextlib.ExitStack() as stack:
         if server is None:
             server = stack.enter_context(_own_server(directory / "data"))
@@ -59,6 +55,15 @@ def example(
         _push(connection, events)
         _run(connection, file, directory, master, conf)
         _show_results(connection, directory)
+
+
+def place_pipeline(directory: Path) -> Path:
+    """The file of the pipeline; one that is there may have been edited, and is run as it is."""
+    file = directory / "leads.py"
+    if not file.exists():
+        text = files("queen.pipelines.example").joinpath("leads.py").read_text("utf-8")
+        file.write_text(text.replace('parquet="lead-scores"', f"parquet={str(directory / 'lead-scores')!r}"))
+    return file
 
 
 @contextlib.contextmanager

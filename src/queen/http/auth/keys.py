@@ -318,6 +318,8 @@ def _read_secret(secret: str) -> OctKey:
     if "-----BEGIN" in secret:
         # If a public key were accepted as a secret, every client that knows it could sign with it.
         raise SettingsError("JWT_SECRET holds a PEM key: a public key belongs in JWT_PUBLIC_KEY")
+    if not secret.strip():
+        raise SettingsError("JWT_SECRET is blank: anybody could guess it (openssl rand -hex 32 makes a good one)")
     if len(secret.encode()) < _SHORT_SECRET_BYTES:
         log.warning(
             "JWT_SECRET has %d bytes, fewer than the %d that HS256 needs to resist guessing: openssl rand -hex 32",

@@ -436,6 +436,8 @@ def _trace(request: Request, named: Named) -> None:
 
 def _stage(request: Request, named: Named) -> None:
     stage, items = decode_stage(request.body)
+    # With messages for other queues in it, those whose batch it is could no longer publish it.
+    named.batches.add((stage.run, stage.batch))
     named.add_items(stage.items)
     named.topics.update((item.namespace, item.topic) for item in items)
 

@@ -52,12 +52,11 @@ def query_parser(kind: Any) -> Parse:
     return parse
 
 
-def check_names(kind: Any) -> Callable[[Any], None] | None:
-    """Checks the names in a decoded body that is a `kind`; None when it has none."""
+def check_names(kind: Any) -> Callable[[Any], None]:
+    """Checks the names in a decoded body that is a `kind`."""
     info = inspect.type_info(kind)
-    if not isinstance(info, inspect.StructType):
-        return None
-    checks = [(field.name, _name(field.encode_name)) for field in info.fields if _is_name(field.type)]
+    fields = info.fields if isinstance(info, inspect.StructType) else ()
+    checks = [(field.name, _name(field.encode_name)) for field in fields if _is_name(field.type)]
 
     def check(body: Any) -> None:
         for field, read in checks:
@@ -65,7 +64,7 @@ def check_names(kind: Any) -> Callable[[Any], None] | None:
             if value and isinstance(value, str):
                 read(value)
 
-    return check if checks else None
+    return check
 
 
 def _is_name(kind: inspect.Type) -> bool:

@@ -28,6 +28,7 @@ from queen.http.routing.placement import Placement
 from queen.http.routing.query import check_names, query_parser
 from queen.http.server.message import Access, Connection, Handler, Request, Response
 from queen.wire.decode import decoder
+from queen.wire.push import check_utf8
 
 Q = TypeVar("Q")
 B = TypeVar("B")
@@ -181,11 +182,11 @@ class RouteTable:
 
 def _body_decoder(kind: Any) -> Callable[[bytes], Any]:
     decode, check = decoder(kind), check_names(kind)
-    if check is None:
-        return decode
 
     def decode_and_check(body: bytes) -> Any:
         decoded = decode(body)
+        # The decoder passes over what is stored as it came.
+        check_utf8(body)
         check(decoded)
         return decoded
 

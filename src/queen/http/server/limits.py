@@ -11,6 +11,7 @@ from typing import Final
 
 # What a worker opens besides connections of clients: to PostgreSQL, Redis and peers, and files of the spool.
 _OTHER_FILES: Final = 256
+_SMALL_BYTES: Final = 64 * 1024
 
 # While unread responses fill the memory, a client that reads nothing is disconnected after this long.
 FLOODED_SECONDS: Final = 3.0
@@ -123,6 +124,9 @@ class Budget:
 
 
 def _is_crowded(held: int, own: int, limit: int) -> bool:
+    if own <= _SMALL_BYTES:
+        # Large bodies that fill the room to its last byte leave some for small ones.
+        limit += limit // 8
     return held > limit and held - own > limit // 2
 
 
