@@ -54,7 +54,8 @@ class RedisLink:
         self.prefix = settings.redis_prefix
         self._timeout = settings.redis_timeout_ms / 1000
         self._client = _connect(settings)
-        self._failures = (redis.exceptions.RedisError, OSError, TimeoutError)
+        # uvloop raises RuntimeError for what is written to a connection that was closed meanwhile.
+        self._failures = (redis.exceptions.RedisError, OSError, TimeoutError, RuntimeError)
         self._no_script = redis.exceptions.NoScriptError
         self._background = BackgroundTask()
         self._lost = asyncio.Event()
