@@ -311,7 +311,7 @@ def _open_catalog(location: Location, url: str | None) -> SqlCatalog:
         location.path.mkdir(parents=True, exist_ok=True)
     scheme, _, rest = url.partition("://")
     if scheme not in ("postgresql", "postgres", "sqlite"):
-        raise PipelineError(f"catalog {url!r}: expected a URL that begins with postgresql:// or sqlite:///")
+        raise PipelineError(f"{location}: the URL of a catalog begins with postgresql:// or sqlite:///")
     if scheme != "sqlite":
         url = f"postgresql+psycopg://{rest}"
     properties = {"uri": url}
