@@ -17,7 +17,7 @@ import uvloop
 from hypothesis import settings
 
 from queen.embedded import EmbeddedPostgres
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from tests.support.api import Api
 from tests.support.array_types import ask_once_for_array_types

@@ -59,6 +59,7 @@ async def _campaign(options: argparse.Namespace, workloads: list[str], faults: l
             pace=options.pace,
             storms=not options.no_storms,
             pause=options.pause,
+            hosts=options.hosts,
             standby=options.standby or turn == 3,
             clocks=options.clocks or turn == 2,
             older=older if options.older or turn == 4 else None,
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-storms", action="store_true", help="never harm everything at once")
     parser.add_argument("--pace", type=float, default=0.5, help="seconds between faults on one thing, on average")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds between calls of a client, on average")
+    parser.add_argument("--hosts", type=int, default=2, help="how many there are at least")
     parser.add_argument("--standby", action="store_true", help="with a synchronous standby, to which it fails over")
     parser.add_argument("--clocks", action="store_true", help="with hosts whose clocks jump; needs libfaketime")
     parser.add_argument("--older", action="store_true", help="two hosts of the version before, which are updated")

@@ -89,6 +89,11 @@ def lanes_of(kind: str, target: int, hosts: int) -> list[Lane]:
     return sorted(Lane(name, target % hosts if name in _PER_HOST else 0) for name in found if name)
 
 
+def takes_host_down(kind: str) -> bool:
+    """Whether a host as a whole has to start again because of it."""
+    return KINDS[kind].harms == "hosts" and KINDS[kind].costly and kind != "worker-kill"
+
+
 def lanes(kinds: Sequence[str], hosts: int) -> list[Lane]:
     """Everything that some kinds of faults harm first of all."""
     harmed = {KINDS[kind].harms for kind in kinds}
@@ -238,7 +243,8 @@ async def _maintenance(site: Site, fault: Fault) -> None:
 
 async def _switch_maintenance(site: Site, *, enabled: bool) -> None:
     url = f"{site.hosts[0].url}/api/v1/system/maintenance"
-    async with asyncio.timeout(60), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+    # In a storm PostgreSQL and this host may be away in turn.
+    async with asyncio.timeout(180), aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
                 async with session.post(url, json={"enabled": enabled}) as answer:

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import copy
 import random
 import re
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Self
+from urllib.parse import quote_from_bytes, urlsplit
 
 import aiohttp
 import msgspec
@@ -32,9 +34,11 @@ _QUEUE, _GROUP, _NAMESPACE, _TOPIC = "fuzzed", "group", "space", "jobs"
 _ANSWER_SECONDS = 20.0
 _UNFINISHED_SECONDS = 0.3
 """How long an answer is waited for when the request may not be complete."""
-_AT_ONCE = 16
+_AT_ONCE = 64
+_STEPS = 10
 _WEBSOCKET_SHARE = 0.1
 _MOST_GROWTH_BYTES = 150 << 20
+_FRAMING = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: %d"
 _END = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 # Streams without end, and what stops the server from taking part.
 _LEFT_OUT = ("/api/v1/events",)
@@ -48,7 +52,15 @@ _INTERESTING: Sequence[bytes] = (
     b"019dd000-0000-7000-8000-000000000001", b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n",
     b"Expect: 100-continue\r\n", b"Upgrade: websocket\r\n", b"Connection: close\r\n",
 )  # fmt: skip
+_VALUES: Sequence[Any] = (
+    None, True, False, 0, -1, 1, 0.5, 1e300, 2**31, 2**63 - 1, -(2**63), 2**63, 10**30, "", "\0", "x", "é" * 300, "1",
+    "a" * 70_000, "\U0001f600", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "51756565-ffff-8000-ffff-ffffffffffff",
+    "019dd000-0000-7000-8000-000000000001", [], {}, [None], [[]], {"a": {}}, {"": None}, "../..", "%00", "Infinity",
+)  # fmt: skip
 _NUMBER = re.compile(rb"-?\d+")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
+_PARAMETER = re.compile(rb"(?<==)[^&\s]*")
+_LINE = re.compile(rb"(?:GET|POST|PUT|DELETE|PATCH) [!-~]+ HTTP/1\.1")
 _STRING = re.compile(rb'"[^"\\]{0,80}"')
 
 
@@ -60,16 +72,18 @@ class Findings:
     statuses: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     rss_before: int = 0
-    rss_after: int = 0
+    """Of the workers, in bytes, after the first requests."""
+    rss: list[int] = field(default_factory=list)
+    """After each tenth of the others."""
 
     def text(self) -> str:
         by_class = Counter[str]()
         for status, count in self.statuses.items():
             by_class[str(status) if status >= 500 else f"{status // 100}xx" if status else "no answer"] += count
-        grown = (self.rss_after - self.rss_before) / (1 << 20)
+        memory = ", ".join(str(rss >> 20) for rss in (self.rss_before, *self.rss))
         lines = [
             f"{self.requests} requests: " + ", ".join(f"{count} {kind}" for kind, count in sorted(by_class.items())),
-            f"memory of the workers: {self.rss_before >> 20} MB, then {self.rss_after >> 20} MB ({grown:+.0f} MB)",
+            f"memory of the workers after each tenth, MB: {memory}",
             f"failures: {len(self.failures)}",
         ]
         return "\n".join([*lines, *self.failures[:20]])
@@ -173,8 +187,7 @@ def _good_bodies(ids: dict[str, str]) -> dict[str, list[bytes]]:
 
 
 def _request(method: str, target: str, body: bytes) -> bytes:
-    head = f"{method.upper()} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"{method.upper()} {target} HTTP/1.1\r\n".encode() + _FRAMING % len(body) + b"\r\n\r\n" + body
 
 
 def recorded_frames(ids_queue: str = _QUEUE) -> list[bytes]:
@@ -214,11 +227,14 @@ class Mutator:
     def request(self) -> bytes:
         request = self._chance.choice(self._requests)
         head, _, body = request.partition(b"\r\n\r\n")
+        first, _, rest = head.partition(b"\r\n")
         kind = self._chance.random()
-        if kind < 0.5 and body:
-            body = self.mutate(body)
+        if kind < 0.6 and body:
+            # What is still JSON comes past the parser, to what is behind it.
+            body = self.mutate_json(body) if kind < 0.35 else self.mutate(body)
+        elif kind < 0.6 and b"=" in first:
+            head = self._replace(_PARAMETER, first, percent_encoded) + b"\r\n" + rest
         elif kind < 0.8:
-            first, _, rest = head.partition(b"\r\n")
             head = self.mutate(first) + b"\r\n" + rest
         else:
             return self.mutate(request)
@@ -236,6 +252,33 @@ class Mutator:
             raw = frame(one, opcode, last=self._chance.random() < 0.9, masked=self._chance.random() < 0.95)
             sent += self.mutate(raw) if self._chance.random() < 0.15 else raw
         return sent
+
+    def mutate_json(self, data: bytes) -> bytes:
+        """Another document: values replaced, keys gone or under another name, elements again."""
+        try:
+            document = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            return self.mutate(data)
+        for _ in range(self._chance.choice((1, 1, 2, 3))):
+            document = self._mutate_value(document)
+        return msgspec.json.encode(document)
+
+    def _mutate_value(self, value: Any) -> Any:
+        chance = self._chance
+        if not value or not isinstance(value, (dict, list)) or chance.random() < 0.1:
+            return copy.deepcopy(chance.choice(_VALUES))
+        place = chance.randrange(len(value))
+        key = list(value)[place] if isinstance(value, dict) else place
+        what = chance.random()
+        if what < 0.7:
+            value[key] = self._mutate_value(value[key])
+        elif what < 0.8:
+            del value[key]
+        elif isinstance(value, dict):
+            value[chance.choice(("a", "", "id", "\0", f"{key}x"))] = copy.deepcopy(value[key])
+        else:
+            value += [copy.deepcopy(value[place]) for _ in range(chance.randint(1, 3))]
+        return value
 
     def mutate(self, data: bytes) -> bytes:
         for _ in range(self._chance.choice((1, 1, 2, 4))):
@@ -266,12 +309,18 @@ class Mutator:
                 other = chance.choice(self._requests)
                 return data[:place] + other[chance.randrange(len(other)) :]
 
-    def _replace(self, pattern: re.Pattern[bytes], data: bytes) -> bytes:
+    def _replace(
+        self, pattern: re.Pattern[bytes], data: bytes, encoded: Callable[[bytes], bytes] = lambda value: value
+    ) -> bytes:
         found = list(pattern.finditer(data))
         if not found:
             return data
         one = self._chance.choice(found)
-        return data[: one.start()] + self._chance.choice(_INTERESTING) + data[one.end() :]
+        return data[: one.start()] + encoded(self._chance.choice(_INTERESTING)) + data[one.end() :]
+
+
+def percent_encoded(value: bytes) -> bytes:
+    return quote_from_bytes(value, safe="").encode()
 
 
 def is_complete(request: bytes) -> bool:
@@ -281,6 +330,13 @@ def is_complete(request: bytes) -> bool:
     if not separator or b"transfer-encoding" in head.lower() or b"upgrade" in head.lower():
         return False
     return len(lengths) == 1 and len(lengths[0]) < 9 and len(body) >= int(lengths[0])
+
+
+def is_framed(request: bytes) -> bool:
+    """Whether another request may follow it on its connection: only its target and its body are strange."""
+    head, separator, body = request.partition(b"\r\n\r\n")
+    first, _, rest = head.partition(b"\r\n")
+    return bool(separator) and _LINE.fullmatch(first) is not None and rest == _FRAMING % len(body)
 
 
 # The run.
@@ -299,34 +355,47 @@ class Fuzzer:
 
     async def run(self, requests: int, chance: random.Random) -> None:
         left = iter(range(requests))
+        await asyncio.gather(*(self._some(left, chance) for _ in range(_AT_ONCE)))
 
-        async def some() -> None:
+    async def _some(self, left: Iterator[int], chance: random.Random) -> None:
+        async with _Connection(self._address) as kept:
             for _ in left:
                 self._findings.requests += 1
                 if chance.random() < _WEBSOCKET_SHARE:
                     await self._converse(self._mutator.frames())
+                    continue
+                request = self._mutator.request()
+                if is_framed(request):
+                    await self._ask(kept, request)
                 else:
-                    await self._ask(self._mutator.request())
+                    await self._ask_apart(request)
 
-        await asyncio.gather(*(some() for _ in range(_AT_ONCE)))
+    async def _ask(self, connection: _Connection, request: bytes) -> None:
+        """A request that is answered, and after which its connection can go on."""
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                status = await connection.ask(request)
+        except TimeoutError:
+            status = 0
+        if not status:
+            self._fail("no answer", request)
+        self._note([status], request)
 
-    async def _ask(self, request: bytes) -> None:
-        reader, writer = await asyncio.open_connection(*self._address)
+    async def _ask_apart(self, request: bytes) -> None:
+        """A request that ends nobody knows where, with one behind it that asks for the end of the connection."""
         complete = is_complete(request)
         statuses: list[int] = []
-        try:
-            writer.write(request + _END)
-            async with asyncio.timeout(_ANSWER_SECONDS if complete else _UNFINISHED_SECONDS):
-                while (status := await _read_status(reader)) is not None:
-                    statuses.append(status)
-        except TimeoutError:
-            if complete:
-                self._fail("no answer", request)
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            writer.transport.abort()
-        self._findings.statuses[statuses[0] if statuses else 0] += 1
+        async with _Connection(self._address) as connection:
+            try:
+                async with asyncio.timeout(_ANSWER_SECONDS if complete else _UNFINISHED_SECONDS):
+                    statuses = await connection.ask_all(request + _END)
+            except TimeoutError:
+                if complete:
+                    self._fail("no answer", request)
+        self._note(statuses or [0], request)
+
+    def _note(self, statuses: list[int], request: bytes) -> None:
+        self._findings.statuses[statuses[0]] += 1
         odd = [status for status in statuses if status >= 500 and status not in (501, 503, 505)]
         if odd:
             self._fail(f"status {odd[0]}", request)
@@ -357,21 +426,73 @@ class Fuzzer:
         self._findings.failures.append(f"{what}: {sent[:2000]!r}")
 
 
-async def _read_status(reader: asyncio.StreamReader) -> int | None:
-    """The status of the next answer, whose body is skipped; None at the end."""
-    head = await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b""
-    if not head:
-        return None
-    status = int(head.split(b" ", 2)[1])
-    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+class _Connection:
+    """A connection that is made when it is needed, and kept while both sides agree on where an answer ends."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+    async def ask(self, request: bytes) -> int:
+        """The status of the one answer; 0 when there is none."""
+        for _ in range(2):
+            kept = self._streams is not None
+            try:
+                status, stays = await _read_answer(await self._send(request))
+            except (ConnectionError, asyncio.IncompleteReadError):
+                self.close()
+                # One that was idle for long is closed by the server, perhaps while this was on its way.
+                if kept:
+                    continue
+                return 0
+            except BaseException:
+                self.close()
+                raise
+            if not stays:
+                self.close()
+            return status
+        return 0
+
+    async def ask_all(self, requests: bytes) -> list[int]:
+        """The statuses of whatever is answered until the connection ends."""
+        reader = await self._send(requests)
+        statuses: list[int] = []
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            while not reader.at_eof():
+                statuses.append((await _read_answer(reader))[0])
+        return statuses
+
+    async def _send(self, request: bytes) -> asyncio.StreamReader:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(*self._address)
+        reader, writer = self._streams
+        writer.write(request)
+        return reader
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bool]:
+    """The status of the next answer, whose body is skipped, and whether the connection stays."""
+    head = await reader.readuntil(b"\r\n\r\n")
+    status = int(head[9:12])
+    length = _LENGTH.search(head)
     if length is not None and status not in (101, 204, 304):
-        with_body = int(length[1])
         # The answer to a HEAD has a length and no body: it is the last that can be told apart.
-        await reader.readexactly(with_body)
-    return status
+        await reader.readexactly(int(length[1]))
+    return status, b"\r\nconnection: close" not in head.lower() and (length is not None or status in (204, 304))
 
 
-async def fuzz(server: Served, requests: int, seed: int) -> Findings:
+async def fuzz(server: Served, requests: int, seed: int, *, progress: bool = False) -> Findings:
     """Send so many requests; says what was found."""
     chance = random.Random(seed)
     findings = Findings()
@@ -380,14 +501,17 @@ async def fuzz(server: Served, requests: int, seed: int) -> Findings:
     warm = min(requests // 5, 20_000)
     await fuzzer.run(warm, chance)
     findings.rss_before = _rss(server)
-    await fuzzer.run(requests - warm, chance)
+    for part in range(_STEPS):
+        await fuzzer.run((requests - warm) // _STEPS + (part < (requests - warm) % _STEPS), chance)
+        findings.rss.append(_rss(server))
+        if progress:
+            print(findings.text(), flush=True)
     async with aiohttp.ClientSession() as session, session.get(f"{server.url}/health") as answer:
         if answer.status != 200:
             findings.failures.append(f"health afterwards: {answer.status}")
-    findings.rss_after = _rss(server)
     if worker_pids(server) != workers:
         findings.failures.append(f"workers died: {workers} before, {worker_pids(server)} now")
-    if findings.rss_after - findings.rss_before > _MOST_GROWTH_BYTES:
+    if findings.rss[-1] - findings.rss_before > _MOST_GROWTH_BYTES:
         findings.failures.append("memory has grown")
     if "Traceback" in server.log.read_text(errors="replace"):
         findings.failures.append(f"a traceback in the log: {server.log.read_text(errors='replace')[-3000:]}")
@@ -413,7 +537,7 @@ def main() -> int:
         served(Path(directory), **SETTINGS) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        findings = runner.run(fuzz(server, options.requests, options.seed))
+        findings = runner.run(fuzz(server, options.requests, options.seed, progress=True))
     print(findings.text())
     command = f"python -m tests.campaign.fuzz --requests {options.requests} --seed {options.seed}"
     print(f"{time.monotonic() - begun:.0f} s; again: {command}")

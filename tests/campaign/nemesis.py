@@ -14,7 +14,7 @@ import asyncpg
 import psutil
 
 from tests.campaign.client import Recorder
-from tests.campaign.faults import KINDS, Fault, Lane, NotNow, lanes, lanes_of, schedule, storm_schedule
+from tests.campaign.faults import KINDS, Fault, Lane, NotNow, lanes, lanes_of, schedule, storm_schedule, takes_host_down
 from tests.campaign.history import Call, History, Violation
 from tests.campaign.site import Site
 from tests.support.ageing import until
@@ -43,6 +43,7 @@ class Nemesis:
             lane: storm_schedule(seed, lane, kinds, pace) for lane in lanes(kinds, len(site.hosts)) if kinds
         }
         self._locks: defaultdict[Lane, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._starting = asyncio.Lock()
         self._probes = [Recorder(history, f"probe/{number}", url) for number, url in enumerate(site.urls)]
         self._running = 0
         """Faults that last, or whose recovery is measured."""
@@ -84,6 +85,8 @@ class Nemesis:
                 await asyncio.sleep(min(fault.after, max(0.0, give_up - time.monotonic())))
                 if time.monotonic() >= give_up:
                     break
+                if takes_host_down(fault.kind) and self._starting.locked():
+                    continue
                 if await self._strike(fault):
                     self.in_storms.append(fault.kind)
 
@@ -126,6 +129,9 @@ class Nemesis:
     async def _holding(self, fault: Fault) -> AsyncIterator[None]:
         """What is harmed is harmed by nothing else meanwhile."""
         async with contextlib.AsyncExitStack() as stack:
+            if takes_host_down(fault.kind):
+                # While one host starts, another serves: with none there would be nothing to harm.
+                await stack.enter_async_context(self._starting)
             for lane in lanes_of(fault.kind, fault.target, len(self._site.hosts)):
                 await stack.enter_async_context(self._locks[lane])
             self._active += 1

@@ -6,6 +6,7 @@ import asyncio
 import random
 import re
 import time
+import traceback
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -58,9 +59,10 @@ WORKLOADS: dict[str, type[Workload]] = {
         HostsWorkload,
     )
 }
-_SPOOL_SECONDS = 60.0
+_SPOOL_SECONDS = 120.0
 _TOPIC_ITEMS = re.compile(r"^queen_topic_buffer_items(?:{.*})? (\S+)$", re.MULTILINE)
-_DRAIN_SECONDS = 120.0
+_DRAIN_SECONDS = 180.0
+_BROKEN_OFF = "a client of the campaign failed"
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Plan:
     """Whether everything is harmed at once now and then."""
     pause: float = 0.05
     """Seconds between the calls of a client, on average."""
+    hosts: int = 1
+    """How many there are at least; some workloads need more."""
     standby: bool = False
     small_disks: bool = True
     clocks: bool = False
@@ -87,7 +91,7 @@ class Plan:
     def shape(self) -> Shape:
         kinds = [WORKLOADS[name] for name in self.workloads]
         return Shape(
-            hosts=max([2 if self.older else 1, *(kind.hosts for kind in kinds)]),
+            hosts=max([2 if self.older else self.hosts, *(kind.hosts for kind in kinds)]),
             shards=max(kind.shards for kind in kinds),
             standby=self.standby,
             clocks=self.clocks,
@@ -101,6 +105,7 @@ class Plan:
         if self.faults:
             options.append(f"--faults {','.join(self.faults)}")
         options.append(f"--pace {self.pace:g} --pause {self.pause:g} --round {self.seconds:g}")
+        options.append(f"--hosts {self.hosts}")
         options += (
             ["--no-storms"] * (not self.storms)
             + ["--standby"] * self.standby
@@ -134,7 +139,8 @@ async def run_round(plan: Plan, directory: Path) -> tuple[Totals, list[Violation
         nemesis = Nemesis(site, history, plan.seed, kinds, plan.pace, storms=plan.storms)
         found = await _carry_out(plan, stage, workloads, nemesis)
         for workload in workloads:
-            found += await workload.check()
+            # Of a round that was broken off in the middle of a fault there is no final state.
+            found += await workload.check() if not any(one.kind == _BROKEN_OFF for one in found) else []
             await workload.close()
         tracebacks = traceback_lines(site)
         found += [*nemesis.violations, *odd_answers(history.calls)]
@@ -177,6 +183,9 @@ async def _carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], ne
         )
     except TimeoutError as error:
         return [Violation("site", "not drained", str(error))]
+    except Exception:
+        # A long campaign goes on with the next round.
+        return [Violation("site", _BROKEN_OFF, traceback.format_exc())]
     finally:
         for task in clients:
             task.cancel()

@@ -71,9 +71,11 @@ class Node:
         self._settings = settings
         self.server = EmbeddedPostgres(directory, settings=settings, port=self.port)
         self.proxy = TcpProxy(self._connect)
+        self._dsn = ""
 
     async def start(self) -> None:
         await asyncio.to_thread(self.server.start)
+        self._dsn = self.server.dsn("DATABASE")
 
     async def stop(self) -> None:
         await asyncio.to_thread(self.server.stop)
@@ -104,7 +106,8 @@ class Node:
                 os.kill(process.pid, number)
 
     def dsn(self, database: str = "postgres") -> str:
-        return self.server.dsn(database)
+        """Where it is, or was before it stopped."""
+        return self._dsn.replace("/DATABASE?", f"/{database}?")
 
     def remake(self) -> None:
         """Nothing of it is left; it can become a standby."""
@@ -116,7 +119,7 @@ class Node:
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if not self.server.running:
             raise ConnectionRefusedError("PostgreSQL is not running")
-        where = parse_qs(urlsplit(self.server.dsn()).query)
+        where = parse_qs(urlsplit(self.dsn()).query)
         return await asyncio.open_unix_connection(f"{where['host'][0]}/.s.PGSQL.{where['port'][0]}")
 
 

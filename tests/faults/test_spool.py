@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.server import Worker
+from queen.server.worker import Worker
 from tests.conftest import StartServer
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing, stored_when_replayed
 from tests.support.ageing import until

@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from queen.errors import SettingsError
 from queen.http.api.messages import messaging
 from queen.http.tracing import Tracing
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from queen.telemetry import span_exporters
 from tests.cli.serve.test_serve import queen, started

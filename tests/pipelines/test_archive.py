@@ -271,7 +271,7 @@ async def test_two_archivers_of_one_archive_are_one_too_many(tmp_path: Path) -> 
 
 
 async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="is no archive; make one with"):
+    with pytest.raises(ArchiveError, match="is not an archive; make one with"):
         compact(tmp_path)
     Manifest(tmp_path).create()
     with reading(f"file://{tmp_path}") as view:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from queen.cli.pipelines.example import place_pipeline
 from queen.pipelines.errors import AlreadyRunning, PipelineError
 from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
@@ -123,7 +124,7 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
         (("run", "nowhere.yaml"), "there is no file nowhere.yaml"),
         (("status", "nobody"), "no pipeline 'nobody' has run here"),
         (("stop", "nobody"), "no pipeline 'nobody' has run here"),
-        (("compact", "."), ". is no archive; make one with"),
+        (("compact", "."), ". is not an archive; make one with"),
         (("replay", ".", "--from", "yesterday"), "--from yesterday: expected a time"),
         (("replay", ".", "--speed", "0"), "--speed 0: expected a number above 0"),
         (("archive", "q", "--to", "x", "--every", "often"), "--every often: expected a length of time"),
@@ -196,3 +197,11 @@ def test_a_pipeline_runs_once_at_a_time_and_one_that_died_is_known_to_have(tmp_p
     assert (died.state, died.error) == (PipelineState.FAILED, "its process was killed")
     with pytest.raises(PipelineError, match="does not run"):
         state.stop("p", 1)
+
+
+def test_the_example_leaves_a_file_alone_that_was_edited(tmp_path: Path) -> None:
+    file = place_pipeline(tmp_path)
+    assert str(tmp_path / "lead-scores") in file.read_text()
+    file.write_text("# mine")
+    assert place_pipeline(tmp_path) == file
+    assert file.read_text() == "# mine"

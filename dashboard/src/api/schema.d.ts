@@ -733,7 +733,7 @@ export interface paths {
         put?: never;
         /**
          * Release the lease of a group on a partition
-         * @description Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, and what it acknowledges with this lease from now on is refused.
+         * @description Its messages can be popped again at once; no retry is counted. The consumer that holds them is not notified, and what it acknowledges with this lease from now on is refused.
          *
          *     Access: read-write.
          */
@@ -753,7 +753,7 @@ export interface paths {
         };
         /**
          * List messages
-         * @description Newest first, without payloads; of the last hour unless `from` is sent.
+         * @description Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` is sent.
          *
          *     Access: read-only.
          */
@@ -1855,7 +1855,7 @@ export interface paths {
         put?: never;
         /**
          * Acquire, renew and release locks
-         * @description A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
+         * @description A permit expires unless it is renewed, and its holder is not notified: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
          *
          *     Access: read-write.
          */
@@ -3913,7 +3913,7 @@ export interface components {
         };
         /**
          * Deleted
-         * @description `existed` tells whether there was such a queue.
+         * @description `existed` says whether there was such a queue.
          */
         Deleted: {
             deleted: boolean;
@@ -4497,7 +4497,7 @@ export interface components {
         };
         /**
          * ItemRef
-         * @description The item a request is about. `lease_owner`, when it is sent, has to be that of the current lease.
+         * @description The item of a request. `lease_owner`, when it is sent, has to be that of the current lease.
          */
         ItemRef: {
             id: number | string;
@@ -5030,7 +5030,7 @@ export interface components {
         };
         /**
          * MessageInList
-         * @description A message without its payload; `queueStatus` is how consumers without a group see it.
+         * @description A message with at most the beginning of its payload; `queueStatus` is how consumers without a group see it.
          */
         MessageInList: {
             /** Format: uuid */
@@ -5053,6 +5053,7 @@ export interface components {
             queueStatus: components["schemas"]["MessageStatus"] | null;
             busStatus: components["schemas"]["BusStatus"];
             queuePriority: number;
+            preview?: string;
         };
         /**
          * MessageList
@@ -5568,7 +5569,7 @@ export interface components {
          * @description Messages, and the lease that holds their partitions (empty with `autoAck`).
          *
          *         `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
-         *         the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+         *         the newest message of a partition, `conflation` is true; `conflationConflict`: the request asked otherwise.
          *         A request that asks for conflation is answered so, without messages, where others are answered 204.
          */
         Popped: {
@@ -5659,7 +5660,7 @@ export interface components {
         };
         /**
          * PushCounts
-         * @description What became of the items of a binary push that wants no more than that.
+         * @description The outcome of the items of a binary push that asks for no more than that.
          */
         PushCounts: {
             count: number;
@@ -5746,7 +5747,7 @@ export interface components {
         };
         /**
          * QueryStatus
-         * @description One query of a pipeline: the way from its sources to one sink.
+         * @description The way from the sources of a pipeline to one sink. Sinks that share a query have its figures in common.
          */
         QueryStatus: {
             name: string;
@@ -6012,7 +6013,7 @@ export interface components {
         };
         /**
          * Refreshed
-         * @description Numbers are always read live, so this only tells of how many things they are.
+         * @description Numbers are always read live, so this only says of how many objects they are.
          */
         Refreshed: {
             partition: components["schemas"]["PartitionsUpdated"];
@@ -6322,6 +6323,7 @@ export interface components {
             queueStatus: components["schemas"]["MessageStatus"] | null;
             busStatus: components["schemas"]["BusStatus"];
             queuePriority: number;
+            preview?: string;
             offset: number;
             data: unknown;
         };
@@ -6468,7 +6470,7 @@ export interface components {
         };
         /**
          * ShardMoved
-         * @description Whether it was elsewhere before; while it is `running`, nobody knows yet.
+         * @description Whether it was elsewhere before; while it is `running`, this is not known yet.
          */
         ShardMoved: {
             name: string;
@@ -6993,7 +6995,7 @@ export interface components {
         };
         /**
          * ThroughputPoint
-         * @description What happened in one bucket, and how the workers were; process columns are null when nobody sampled them.
+         * @description What happened in one bucket, and how the workers were; process columns are null when they were not sampled.
          */
         ThroughputPoint: {
             /** Format: date-time */
@@ -7586,7 +7588,7 @@ export interface components {
         };
         /**
          * WorkerView
-         * @description A worker that is alive: it was heard of within the last half minute.
+         * @description A worker that is alive: it has reported within the last half minute.
          */
         WorkerView: {
             id: string;
@@ -11223,6 +11225,8 @@ export interface operations {
                 to?: string;
                 /** @description Whether all that match are counted, or no more than a page takes. */
                 count?: boolean;
+                /** @description With so many characters of each payload's JSON, from its beginning. */
+                preview?: number;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
                 /** @description The number of entries to skip. */

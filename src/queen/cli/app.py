@@ -42,7 +42,7 @@ ENTRIES: Final = (
     Entry(
         "proxy",
         "queen.cli.proxy:app",
-        "Start the proxy: a login page, and what is behind it for those who have logged in.",
+        "Start the proxy: a login page, and a reverse proxy to the server for authenticated users.",
         "Server",
         remote=False,
     ),
@@ -198,7 +198,7 @@ def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
         if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
             raise
         return _fail(
-            2, f"{' '.join(str(error).split()) or type(error).__name__}; try again, queen doctor looks for the cause"
+            2, f"{' '.join(str(error).split()) or type(error).__name__}; try again, run queen doctor to find the cause"
         )
 
 

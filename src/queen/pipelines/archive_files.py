@@ -47,7 +47,7 @@ def open_archive(root: str | Path) -> Manifest:
     path = Location.parse(str(root)).path
     manifest = Manifest(path) if path is not None else None
     if manifest is None or not manifest.exists:
-        raise ArchiveError(f"{root} is no archive; make one with: queen pipeline archive QUEUE --to {root}")
+        raise ArchiveError(f"{root} is not an archive; make one with: queen pipeline archive QUEUE --to {root}")
     return manifest
 
 
@@ -100,7 +100,7 @@ def reading(root: str | Path, as_of: AsOf = None, catalog: str | None = None) ->
         yield _TableView(open_table(kind, location, catalog).files(as_of))
         return
     if as_of is not None:
-        raise ArchiveError(f"{root} is no table, and has no versions: --as-of is for archives in delta and iceberg")
+        raise ArchiveError(f"{root} is not a table, and has no versions: --as-of is for archives in delta and iceberg")
     manifest = open_archive(root)
     with manifest.reading() as snapshot:
         yield _DirectoryView(manifest, snapshot.files)

@@ -31,7 +31,7 @@ from queen.pipelines.declaration import (
 )
 from queen.pipelines.errors import PipelineError, Problem, Where
 from queen.pipelines.tables.locations import Location
-from queen.wire import durations
+from queen.wire.times import EXPECTED_DURATION, duration_ms
 
 _TIMED: Final = ("event_time", "lateness", "expect")
 _WINDOWS: Final = tuple(kind.value for kind in WindowKind)
@@ -137,8 +137,8 @@ class SpecReader:
     def trigger(self, given: object, where: Where) -> str:
         """How often batches begin."""
         text = str(given)
-        if text != "once" and durations.milliseconds(text) is None:
-            self.report(where, f"trigger: {text!r} is neither 'once' nor {durations.EXPECTED}")
+        if text != "once" and duration_ms(text) is None:
+            self.report(where, f"trigger: {text!r} is neither 'once' nor {EXPECTED_DURATION}")
         return text
 
     def report(self, where: Where, text: str) -> None:
@@ -181,7 +181,7 @@ class SpecReader:
         slide = self._duration(what, spec, "every", where) if "every" in spec else None
         if kind is WindowKind.SLIDING and slide is None:
             self.report(where, f"{what} needs 'every', how far apart its sliding windows begin")
-        if slide is not None and (durations.milliseconds(slide) or 0) > (durations.milliseconds(size) or 0):
+        if slide is not None and (duration_ms(slide) or 0) > (duration_ms(size) or 0):
             self.report(self._where(spec, "every", where), f"{what}: 'every' must not be longer than the window")
         aggregate = self._mapping(what, spec, "aggregate", where)
         if not aggregate:
@@ -277,9 +277,9 @@ class SpecReader:
 
     def _duration(self, what: str, spec: Mapping[str, Any], key: str, where: Where) -> str:
         text = str(spec.get(key))
-        found = durations.milliseconds(text)
+        found = duration_ms(text)
         if found is None or (found == 0 and key != "lateness"):
-            self.report(self._where(spec, key, where), f"{what}: {key}: {text!r} is not {durations.EXPECTED}")
+            self.report(self._where(spec, key, where), f"{what}: {key}: {text!r} is not {EXPECTED_DURATION}")
         return text
 
     def _positive(self, options: Mapping[str, str], key: str, spec: Mapping[str, Any], where: Where) -> None:

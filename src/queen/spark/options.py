@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from queen.errors import BadRequest, SettingsError
-from queen.wire.durations import EXPECTED, milliseconds
+from queen.wire.api.messages.stages import LARGEST_BATCH
 from queen.wire.push import check_name
-from queen.wire.stages import LARGEST_BATCH
-from queen.wire.times import parse_time
+from queen.wire.times import EXPECTED_DURATION, duration_ms, parse_time
 
 _ACCESS: Final = ("databaseUrls", "encryptionKey", "server", "token", "outageGraceSeconds")
 _OUTAGE_GRACE_SECONDS: Final = 30.0
@@ -273,9 +272,9 @@ def _limits(given: Mapping[str, str]) -> BatchLimits:
             raise SettingsError(
                 "maxTriggerDelay is how long a batch waits for minOffsetsPerTrigger messages: give that option as well"
             )
-        found = milliseconds(text)
+        found = duration_ms(text)
         if found is None:
-            raise SettingsError(f"maxTriggerDelay must be {EXPECTED}, not {text!r}")
+            raise SettingsError(f"maxTriggerDelay must be {EXPECTED_DURATION}, not {text!r}")
         delay = found / 1000
     return BatchLimits(most, least, _count(given, "maxBytesPerTrigger"), delay)
 

@@ -12,6 +12,7 @@ import asyncpg
 from queen.broker.sharding.fleet import connect_fleet
 from queen.broker.sharding.move import Mover
 from queen.errors import QueenError as ServerError
+from queen.storage.database import UNAVAILABLE_ERRORS
 from queen.wire.shards import Name
 from tests.campaign.client import Recorder
 from tests.campaign.history import Call, Outcome, Violation
@@ -30,6 +31,9 @@ def pop_digest(body: Any) -> Any:
 
 def push_digest(body: Any) -> Any:
     return [[one["status"], one.get("message_id")] for one in body]
+
+
+_MOVE_ERRORS: tuple[type[BaseException], ...] = (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
 
 
 class LogWorkload(Workload):
@@ -230,6 +234,13 @@ class RetentionWorkload(LogWorkload):
                 popped = await self.pop(client, group, {})
                 met |= {partition for partition, _ in popped.answer["messages"]} if popped.answer else set()
 
+    async def push_until_answered(self, client: Recorder, items: list[list[str]]) -> None:
+        """Each attempt has ids of its own: nobody would know an earlier one by the time the spool is drained."""
+        attempt = 0
+        while not (await self.push(client, [[name, f"{id}-{attempt}"] for name, id in items])).ok:
+            attempt += 1
+            await self.back_off()
+
     async def settle(self, client: Recorder, group: str, popped: Call, ids: dict[tuple[str, str], str]) -> None:
         if group == "audit" and not self.stage.healed.is_set():
             # A group that lags far behind the other.
@@ -273,7 +284,7 @@ class MovesWorkload(LogWorkload):
                 async with asyncio.timeout(30), connect_fleet(self.site.dsns) as fleet:
                     await Mover(fleet).move(Name.queue(self.queue), to)
                 self.history.end(call, Outcome.OK)
-            except (ServerError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _MOVE_ERRORS as error:
                 # PostgreSQL went away: the queue is on one shard or the other, and the next move begins there.
                 self.history.end(call, Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}")
 

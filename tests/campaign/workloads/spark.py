@@ -16,6 +16,7 @@ from typing import Any
 import asyncpg
 import msgspec
 
+from queen.storage.database import UNAVAILABLE_ERRORS
 from tests.campaign.history import Outcome, Violation
 from tests.campaign.workloads.log import LogWorkload
 from tests.support.database import stored_log
@@ -67,7 +68,7 @@ class SparkWorkload(LogWorkload):
         """A moment after the driver has written something, in which it may be staging, publishing or taking note."""
         before = None
         while not driving.done() and not self.stage.healed.is_set():
-            with contextlib.suppress(asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError):
+            with contextlib.suppress(asyncpg.PostgresError, *UNAVAILABLE_ERRORS):
                 _, came_out = await self._stored()
                 written = sum(map(len, came_out.values()))
                 before = written if before is None else before

@@ -235,7 +235,12 @@ def test_a_server_that_is_unavailable_is_asked_again_until_its_grace_is_over() -
 
     with HTTPServer(("127.0.0.1", 0), Server) as server:
         url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=lambda: [server.handle_request() for _ in range(2)], daemon=True).start()
+
+        def serve() -> None:
+            while answers:
+                server.handle_request()
+
+        threading.Thread(target=serve, daemon=True).start()
         ServerPublisher(url, None, 30.0).abandon("run", 1)
     assert answers == []
     with pytest.raises(QueenConnectionError):

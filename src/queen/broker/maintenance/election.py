@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from queen.errors import DatabaseUnavailable
+from queen.errors import DatabaseUnavailable, QueenError
 from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Database, Record
 
 log = logging.getLogger(__name__)
@@ -128,8 +128,9 @@ class Election:
                     await self._end_silent_holder()
                 return None
             return await self._take(await Session.open(self._database))
-        except (DatabaseUnavailable, asyncpg.PostgresError) as error:
-            log.debug("lock %s cannot be asked for: %s", self._lock.name, error)
+        except (QueenError, asyncpg.PostgresError) as error:
+            # Also when PostgreSQL is only overloaded: an election that ended here would never be held again.
+            log.debug("lock %s could not be requested: %s", self._lock.name, error)
             return None
 
     async def _end_silent_holder(self) -> None:

@@ -13,6 +13,7 @@ import asyncpg
 from queen.broker.sharding.fleet import connect_fleet
 from queen.broker.sharding.move import Mover
 from queen.errors import Conflict, QueenError
+from queen.storage.database import UNAVAILABLE_ERRORS
 from queen.wire.shards import Name
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class ShardMoves:
         if task.cancelled():
             return
         error = task.exception()
-        if isinstance(error, QueenError | asyncpg.PostgresError):
+        if isinstance(error, (QueenError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)):
             log.warning("%s was not moved: %s", name, error)
         elif error is not None:
             log.error("%s was not moved", name, exc_info=error)

@@ -32,8 +32,8 @@ _PUSHED_AT_ONCE = 500
 
 @command(examples, "example", example="queen pipeline example\nqueen pipeline example /tmp/leads --events 20000")
 def example(
-    directory: Annotated[Path, typer.Argument(help="Where everything of it goes.")] = Path("lead-example"),
-    events: Annotated[int, typer.Option(min=100, help="Events to make up.")] = 5000,
+    directory: Annotated[Path, typer.Argument(help="Directory for all files of the example.")] = Path("lead-example"),
+    events: Annotated[int, typer.Option(min=100, help="Number of events to generate.")] = 5000,
     server: Server = None,
     token: Token = None,
     database_url: DatabaseUrl = None,
@@ -47,11 +47,7 @@ def example(
     require_spark()
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
-    file = directory / "leads.py"
-    # A file that is there may have been edited: it is run as it is.
-    if not file.exists():
-        text = files("queen.pipelines.example").joinpath("leads.py").read_text("utf-8")
-        file.write_text(text.replace('parquet="lead-scores"', f"parquet={str(directory / 'lead-scores')!r}"))
+    file = place_pipeline(directory)
     with contextlib.ExitStack() as stack:
         if server is None:
             server = stack.enter_context(_own_server(directory / "data"))
@@ -59,6 +55,15 @@ def example(
         _push(connection, events)
         _run(connection, file, directory, master, conf)
         _show_results(connection, directory)
+
+
+def place_pipeline(directory: Path) -> Path:
+    """The file of the pipeline; one that is there may have been edited, and is run as it is."""
+    file = directory / "leads.py"
+    if not file.exists():
+        text = files("queen.pipelines.example").joinpath("leads.py").read_text("utf-8")
+        file.write_text(text.replace('parquet="lead-scores"', f"parquet={str(directory / 'lead-scores')!r}"))
+    return file
 
 
 @contextlib.contextmanager

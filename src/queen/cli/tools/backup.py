@@ -78,7 +78,7 @@ class BackupManifest(msgspec.Struct, rename="camel"):
     spool: list[str]
 
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors alone.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")]
 OutputFormat = Annotated[str | None, typer.Option("-o", "--output", help="table, json, yaml …")]
 
 
@@ -135,7 +135,7 @@ def restore(
     directory: Annotated[Path, typer.Argument(help="A directory that queen backup wrote.")],
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing data.")] = False,
     output: OutputFormat = None,
     quiet: Quiet = False,
 ) -> None:
@@ -165,7 +165,7 @@ def read_manifest(directory: Path) -> BackupManifest:
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=BackupManifest)
     except FileNotFoundError as error:
-        raise UserError(f"{directory} is no backup: it has no {MANIFEST}") from error
+        raise UserError(f"{directory} is not a backup: it has no {MANIFEST}") from error
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{directory / MANIFEST} cannot be read: {error}") from error
     from queen.storage.migrate import load_migrations

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import inspect
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import CHECKED, CLAMPED
+from queen.wire.api.fields import CHECKED, CLAMPED, LARGEST_BIGINT
 from queen.wire.decode import check_known
 from queen.wire.push import check_name
 from queen.wire.times import parse_time
@@ -50,6 +50,27 @@ def query_parser(kind: Any) -> Parse:
         return kind(**values)
 
     return parse
+
+
+def check_names(kind: Any) -> Callable[[Any], None]:
+    """Checks the names in a decoded body that is a `kind`."""
+    info = inspect.type_info(kind)
+    fields = info.fields if isinstance(info, inspect.StructType) else ()
+    checks = [(field.name, _name(field.encode_name)) for field in fields if _is_name(field.type)]
+
+    def check(body: Any) -> None:
+        for field, read in checks:
+            value = getattr(body, field)
+            if value and isinstance(value, str):
+                read(value)
+
+    return check
+
+
+def _is_name(kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.UnionType):
+        return any(map(_is_name, kind.types))
+    return isinstance(kind, inspect.Metadata) and CHECKED in (kind.extra or {})
 
 
 class Parameter(NamedTuple):
@@ -172,9 +193,11 @@ def _clamped(kind: inspect.IntType) -> _Read:
 
 
 def _whole(name: str, kind: inspect.IntType) -> _Read:
+    least, most = kind.ge if kind.ge is not None else -LARGEST_BIGINT, min(kind.le or LARGEST_BIGINT, LARGEST_BIGINT)
+
     def read(text: str) -> int:
         value = int(text) if _is_whole(text) else None
-        if value is None or (kind.ge is not None and value < kind.ge) or (kind.le is not None and value > kind.le):
+        if value is None or not least <= value <= most:
             raise BadRequest(f"{name} must be a whole number{_range(kind)}, not {text[:_LONGEST_QUOTE]!r}")
         return value
 

@@ -25,9 +25,10 @@ from queen.errors import BadRequest
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.placement import Placement
-from queen.http.routing.query import query_parser
+from queen.http.routing.query import check_names, query_parser
 from queen.http.server.message import Access, Connection, Handler, Request, Response
 from queen.wire.decode import decoder
+from queen.wire.push import check_utf8
 
 Q = TypeVar("Q")
 B = TypeVar("B")
@@ -173,10 +174,23 @@ class RouteTable:
 
     def _add(self, method: str, path: str, kind: Any, handler: Callable[..., Any], **declared: Any) -> None:
         if declared.get("body") is not None and declared.get("decode") is None and kind != "direct":
-            declared["decode"] = decoder(declared["body"])
+            declared["decode"] = _body_decoder(declared["body"])
         declared.setdefault("id", _camel(handler.__name__))
         declared.setdefault("tag", self._tag)
         self.operations.append(Operation(method=method, path=path, kind=kind, handler=handler, **declared))
+
+
+def _body_decoder(kind: Any) -> Callable[[bytes], Any]:
+    decode, check = decoder(kind), check_names(kind)
+
+    def decode_and_check(body: bytes) -> Any:
+        decoded = decode(body)
+        # The decoder passes over what is stored as it came.
+        check_utf8(body)
+        check(decoded)
+        return decoded
+
+    return decode_and_check
 
 
 def bind_worker(operation: Operation, api: Api) -> Handler:

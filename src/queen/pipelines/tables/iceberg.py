@@ -73,7 +73,7 @@ class Iceberg(Table):
                 f"table {'.'.join(self._name)} of the catalog is at {table.location()}, not at {self.location};"
                 " choose a directory of another name, or another catalog"
             )
-        # A commit that lost is tried again by whoever knows which batch it is, and not by PyIceberg.
+        # A commit that lost a race is retried by the sink, which knows the batch, and not by PyIceberg.
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         self._table = table
 
