@@ -27,7 +27,7 @@ async def switch_maintenance(url: str, enabled: bool) -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("window", [0, 3600])
+@pytest.mark.parametrize("window", [0, pytest.param(3600, marks=pytest.mark.soak)])
 async def test_servers_killed_during_replay_store_everything_once(
     dsn: str, connection: Connection, tmp_path: Path, window: int
 ) -> None:

@@ -112,8 +112,15 @@ class _Faulty(LakeSink):
         return die
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("key", [(), ("k",)], ids=["append", "merge"])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        pytest.param(Format.DELTA, (), id="append-delta"),
+        pytest.param(Format.ICEBERG, (), id="append-iceberg", marks=pytest.mark.soak),
+        pytest.param(Format.DELTA, ("k",), id="merge-delta", marks=pytest.mark.soak),
+        pytest.param(Format.ICEBERG, ("k",), id="merge-iceberg"),
+    ],
+)
 async def test_a_batch_that_is_killed_around_its_commit_is_there_once(
     kind: Format, key: tuple[str, ...], runner: Runner
 ) -> None:
@@ -138,7 +145,9 @@ async def test_a_batch_that_is_killed_around_its_commit_is_there_once(
     assert found == [(number, number * 2) for number in range(40)]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Format.DELTA, id="delta"), pytest.param(Format.ICEBERG, id="iceberg", marks=pytest.mark.soak)]
+)
 async def test_a_commit_that_another_process_overtakes_is_tried_again_but_not_its_own_batch(
     kind: Format, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

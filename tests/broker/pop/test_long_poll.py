@@ -122,7 +122,7 @@ async def test_absurd_timeouts_do_no_harm(api: Api, limit: str) -> None:
 async def test_messages_are_not_lost_when_time_runs_out_as_they_arrive(start_server: StartServer) -> None:
     """A pop is answered either with messages or with none; what it consumed it is given."""
     api = await start_server(pop_safety_poll_ms=NEVER)
-    total, seen = 400, list[int]()
+    total, seen = 200, list[int]()
     chance = random.Random(5)
 
     async def consume() -> None:

@@ -357,6 +357,8 @@ async def test_help_names_every_option_and_its_variable() -> None:
         assert word in text
 
 
+# Four processes and a new cluster, twice.
+@pytest.mark.timeout(300)
 async def test_a_stranger_starts_it_asks_for_its_health_and_stops_it(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/health"
