@@ -64,7 +64,7 @@ def work(run: RunWorker) -> None:
     gc.collect()
     gc.freeze()
     supervisor = _take_channel()
-    # Without a blank: from 3.12 on, Python counts threads in /proc/self/stat by blanks, and would warn of a fork among them.
+    # Without a blank: from 3.12 on Python counts threads in /proc/self/stat by blanks, and would warn of the fork.
     _name_process("queen-launcher")
     for number in (signal.SIGINT, signal.SIGTERM):
         # It ends after its workers, when the supervisor does.
