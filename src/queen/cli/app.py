@@ -55,6 +55,7 @@ ENTRIES: Final = (
     ),
     Entry("restore", f"{_T}.backup:restore_app", "Bring back what a backup holds.", "Server", remote=False),
     Entry("import", f"{_T}.legacy_import:app", "Take over the data of a Queen 0.15.", "Server", remote=False),
+    Entry("psql", "queen.cli.psql:app", "Open psql on the database of the server.", "Server", remote=False),
     Entry("ping", f"{_C}.health:ping_app", "Check that the server and its database answer.", "Health"),
     Entry("status", f"{_C}.health:status_app", "Show what queues hold and how far they are consumed.", "Health"),
     Entry("lag", f"{_C}.health:lag_app", "Show how far consumer groups are behind.", "Health"),
@@ -102,6 +103,9 @@ ENTRIES: Final = (
     ),
     Entry("topic", f"{_C}.topic:app", "Topics: priority queues of items.", "Resources", ("topics",)),
     Entry("stream", f"{_C}.stream:app", "Streaming queries and their state.", "Resources", ("streams",)),
+    Entry("kv", f"{_C}.state:kv_app", "Keys and values of namespaces.", "Resources"),
+    Entry("lock", f"{_C}.state:lock_app", "Locks that are held.", "Resources", ("locks",)),
+    Entry("timer", f"{_C}.state:timer_app", "Timers: messages that are pushed later.", "Resources", ("timers",)),
     Entry("namespace", f"{_C}.queue:namespace_app", "Namespaces of queues.", "Resources", ("namespaces", "ns")),
     Entry("task", f"{_C}.queue:task_app", "Tasks of queues.", "Resources", ("tasks",)),
     Entry(
