@@ -12,7 +12,7 @@ def main() -> None:
         from queen.cli.app import run
     except ModuleNotFoundError as error:
         # The client alone brings the command, too, but not what it stands on.
-        raise SystemExit(f"queen: {error}; the server is installed by: pip install 'queen-broker[server]'") from error
+        raise SystemExit(f"queen: {error}; the server is installed by: pip install '.[server]' in a clone") from error
 
     run()
 

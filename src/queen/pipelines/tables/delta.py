@@ -24,7 +24,7 @@ try:
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
 except ImportError as error:
-    raise TablesMissing("Delta Lake needs deltalake: pip install 'queen-broker[tables]'") from error
+    raise TablesMissing("Delta Lake needs deltalake: pip install '.[tables]' in a clone") from error
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -30,7 +30,7 @@ try:
     from pyiceberg.table import Table as IcebergTable
     from pyiceberg.table import TableProperties
 except ImportError as error:
-    raise TablesMissing("Iceberg needs pyiceberg and SQLAlchemy: pip install 'queen-broker[tables]'") from error
+    raise TablesMissing("Iceberg needs pyiceberg and SQLAlchemy: pip install '.[tables]' in a clone") from error
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
