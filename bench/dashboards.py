@@ -37,8 +37,8 @@ POLLED = {
     "/api/v1/resources/overview": 5,
     "/api/v1/consumer-groups?limit=8&sort=time&order=desc": 2,
     "/api/v1/status/queues?sort=pending&order=desc&limit=8": 2,
-    "/api/v1/status?includeQueues=false": 5,
-    "/api/v1/analytics/queue-ops?busiest=0": 5,
+    "/api/v1/status?includeQueues=false": 15,
+    "/api/v1/analytics/queue-ops?busiest=0": 15,
     "/api/v1/analytics/retention": 15,
     "/health": 15,
 }

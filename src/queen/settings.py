@@ -581,9 +581,9 @@ class Settings:
         return min(self.max_body_bytes, self.spare_memory_bytes // 2)
 
     @property
-    def incoming_bytes(self) -> int:
-        """What bodies that arrive or wait may have together in one worker."""
-        return 3 * self.spare_memory_bytes // 8
+    def unpacked_bytes(self) -> int:
+        """What compressed bodies that are served may have together in one worker, unpacked."""
+        return self.spare_memory_bytes // 8
 
     @property
     def answer_bytes(self) -> int:

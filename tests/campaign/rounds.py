@@ -61,7 +61,7 @@ WORKLOADS: dict[str, type[Workload]] = {
 }
 _SPOOL_SECONDS = 120.0
 _TOPIC_ITEMS = re.compile(r"^queen_topic_buffer_items(?:{.*})? (\S+)$", re.MULTILINE)
-_DRAIN_SECONDS = 180.0
+_DRAIN_SECONDS = 420.0
 _BROKEN_OFF = "a client of the campaign failed"
 
 

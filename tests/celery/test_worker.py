@@ -93,6 +93,12 @@ def test_a_chord_waits_for_the_groups_inside_its_header(application: Application
     assert nested().get(timeout=_SECONDS) == 11
 
 
+def test_the_body_of_a_chord_gets_the_results_of_tasks_that_its_header_has_added(application: Application) -> None:
+    add, total, adding = application.tasks.add, application.tasks.total, application.tasks.add_each_to_chord
+    result = chord([add.s(1, 1), adding.s([1, 2, 3], 10)], total.s())()
+    assert result.get(timeout=_SECONDS) == 2 + 11 + 12 + 13
+
+
 def test_a_failed_part_fails_the_chord(application: Application) -> None:
     add, total = application.tasks.add, application.tasks.total
     result = chord([add.s(1, 1), add.s(1, "x")], total.s())()

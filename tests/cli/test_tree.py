@@ -121,7 +121,7 @@ complete -p queen >/dev/null
 while read -r -a COMP_WORDS; do
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
     [ "${COMP_WORDS[$COMP_CWORD]}" = _ ] && COMP_WORDS[$COMP_CWORD]=
-    _queen_completion
+    _queen_completion queen
     echo "${COMPREPLY[@]}"
 done
 """
@@ -142,7 +142,7 @@ def test_bash_completes_commands_options_and_names_of_the_server(cli: Cli, name:
     bin_path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     shell = subprocess.run(
         ["bash", "-c", BASH],
-        input="\n".join(lines),
+        input="\n".join([*lines, ""]),
         capture_output=True,
         text=True,
         check=True,

@@ -326,5 +326,5 @@ async def test_spans_without_the_sdk_are_refused_at_the_start(monkeypatch: pytes
         assert await served.ended() == 1
     assert served.lines[0] == (
         "queen: OTEL_TRACES_EXPORTER=otlp asks for spans, and OpenTelemetry's SDK is not installed: "
-        "pip install 'queen-broker[server,otel]', or unset the variable"
+        "pip install '.[server,otel]' in a clone, or unset the variable"
     )

@@ -141,6 +141,9 @@ def test_rows_are_counted_once_however_many_sinks_there_are() -> None:
     )
     assert status.rows == 150
     assert sums(status) == "150 rows read, 104 written, 0 dead letters"
+    # The same source, read for two sinks, one of which is behind.
+    status.queries.pop()
+    assert status.rows == 100
 
 
 @pytest.mark.parametrize("width", [80, 160])

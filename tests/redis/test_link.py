@@ -61,3 +61,21 @@ async def test_settings_that_contradict_each_other_are_refused() -> None:
         RedisLink(Settings(redis_addrs=("h",), redis_cluster_mode=True, redis_sentinel_master="m"))
     with pytest.raises(SettingsError, match="expected one address"):
         RedisLink(Settings(redis_addrs=("a", "b")))
+
+
+async def test_a_connection_that_is_closed_while_something_is_written_to_it_counts_as_away(
+    start_redis: StartRedis, open_link: OpenLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = await open_link(await start_redis())
+
+    async def write_to_closed(*args: object) -> None:
+        raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(link._client, "execute_command", write_to_closed)
+        with pytest.raises(RedisUnavailable):
+            await link.command("PING")
+        assert not link.up
+        await link._ping()
+        assert not link.up
+    await until(lambda: link.up)

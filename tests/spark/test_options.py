@@ -106,7 +106,7 @@ def test_edges_are_words_times_and_offsets() -> None:
 def test_without_pyspark_it_is_said_what_to_install() -> None:
     code = "import sys; sys.modules['pyspark'] = None; import queen, queen.client; import queen.spark"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'queen-broker[spark]'" in done.stderr.splitlines()[-1]
+    assert "pip install '.[spark]' in a clone" in done.stderr.splitlines()[-1]
     assert "Java 17" in done.stderr.splitlines()[-1]
 
 

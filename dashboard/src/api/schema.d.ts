@@ -7761,7 +7761,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7920,7 +7920,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8066,7 +8066,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8210,7 +8210,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8315,7 +8315,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8441,7 +8441,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8564,7 +8564,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8672,7 +8672,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8769,7 +8769,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8860,7 +8860,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8955,7 +8955,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9043,7 +9043,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9126,7 +9126,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9215,7 +9215,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9304,7 +9304,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9397,7 +9397,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9492,7 +9492,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9583,7 +9583,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9661,7 +9661,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9730,7 +9730,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9799,7 +9799,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9883,7 +9883,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9959,7 +9959,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10033,7 +10033,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10108,7 +10108,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10193,7 +10193,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10279,7 +10279,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10360,7 +10360,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10452,7 +10452,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10535,7 +10535,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10627,7 +10627,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10728,7 +10728,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10838,7 +10838,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10936,7 +10936,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11030,7 +11030,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11137,7 +11137,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11265,7 +11265,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11353,7 +11353,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11447,7 +11447,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11559,7 +11559,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11671,7 +11671,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11772,7 +11772,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11864,7 +11864,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11947,7 +11947,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12046,7 +12046,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12157,7 +12157,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12245,7 +12245,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12347,7 +12347,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12457,7 +12457,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12559,7 +12559,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12645,7 +12645,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12754,7 +12754,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12834,7 +12834,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12955,7 +12955,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13056,7 +13056,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13133,7 +13133,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13212,7 +13212,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13281,7 +13281,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13359,7 +13359,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13446,7 +13446,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13524,7 +13524,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13619,7 +13619,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13694,7 +13694,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13763,7 +13763,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13845,7 +13845,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13929,7 +13929,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14010,7 +14010,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14096,7 +14096,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14187,7 +14187,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14261,7 +14261,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14339,7 +14339,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14417,7 +14417,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14493,7 +14493,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14571,7 +14571,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14647,7 +14647,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14723,7 +14723,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14801,7 +14801,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14870,7 +14870,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14997,7 +14997,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15078,7 +15078,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15177,7 +15177,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15289,7 +15289,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15389,7 +15389,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15504,7 +15504,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15616,7 +15616,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15722,7 +15722,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15825,7 +15825,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15913,7 +15913,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16010,7 +16010,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16084,7 +16084,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16169,7 +16169,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16254,7 +16254,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16350,7 +16350,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16436,7 +16436,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16540,7 +16540,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16614,7 +16614,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16700,7 +16700,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16783,7 +16783,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16887,7 +16887,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16989,7 +16989,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17073,7 +17073,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17169,7 +17169,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17259,7 +17259,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17335,7 +17335,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17407,7 +17407,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17505,7 +17505,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17612,7 +17612,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17714,7 +17714,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17798,7 +17798,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17882,7 +17882,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17958,7 +17958,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18061,7 +18061,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18155,7 +18155,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18258,7 +18258,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18352,7 +18352,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18446,7 +18446,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18536,7 +18536,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18608,7 +18608,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18682,7 +18682,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18762,7 +18762,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18842,7 +18842,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18918,7 +18918,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19021,7 +19021,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19115,7 +19115,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19218,7 +19218,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19320,7 +19320,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19400,7 +19400,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19483,7 +19483,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19574,7 +19574,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19674,7 +19674,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19774,7 +19774,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19863,7 +19863,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19942,7 +19942,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20031,7 +20031,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20110,7 +20110,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20200,7 +20200,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20273,7 +20273,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20364,7 +20364,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20460,7 +20460,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20529,7 +20529,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20598,7 +20598,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20667,7 +20667,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20747,7 +20747,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20834,7 +20834,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20934,7 +20934,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21024,7 +21024,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21102,7 +21102,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21171,7 +21171,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21240,7 +21240,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21309,7 +21309,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21378,7 +21378,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21447,7 +21447,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21535,7 +21535,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21640,7 +21640,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;

@@ -48,13 +48,14 @@ class RedisLink:
             import redis.exceptions
         except ImportError as error:
             raise SettingsError(
-                "REDIS_ADDRS is set, but the package redis is not installed: queen-broker[redis]"
+                "REDIS_ADDRS is set, but the package redis is not installed: pip install '.[redis]' in a clone"
             ) from error
 
         self.prefix = settings.redis_prefix
         self._timeout = settings.redis_timeout_ms / 1000
         self._client = _connect(settings)
-        self._failures = (redis.exceptions.RedisError, OSError, TimeoutError)
+        # uvloop raises RuntimeError for what is written to a connection that was closed meanwhile.
+        self._failures = (redis.exceptions.RedisError, OSError, TimeoutError, RuntimeError)
         self._no_script = redis.exceptions.NoScriptError
         self._background = BackgroundTask()
         self._lost = asyncio.Event()

@@ -344,11 +344,12 @@ def _limits(settings: Settings) -> Limits:
 
     The rest is for what is made of them.
     """
+    spare = settings.spare_memory_bytes
     return Limits(
         connections=raise_file_limit(settings.max_connections),
         connections_per_address=settings.max_connections_per_ip,
-        incoming_bytes=settings.incoming_bytes,
-        outgoing_bytes=settings.spare_memory_bytes // 4,
+        incoming_bytes=3 * spare // 8,
+        outgoing_bytes=spare // 4,
     )
 
 

@@ -272,6 +272,31 @@ async def test_nonsense_about_buffering_is_refused_and_nothing_is_stored(api: Ap
     assert await api.pop("q") == []
 
 
+async def test_a_push_in_one_batch_with_others_whose_partition_is_in_the_spool_does_not_go_there(
+    api: Api, connection: Connection
+) -> None:
+    for partition in ("a", "b"):
+        await api.push("q", 0, partition=partition)
+    batcher = worker_of(api).broker.pusher.batcher
+    async with connection.transaction():
+        # The spool cannot be drained.
+        await connection.execute("SELECT FROM queen.partitions WHERE name = 'a' FOR UPDATE")
+        items = [{"queue": "q", "partition": "a", "payload": 1}]
+        await api.call("POST", "/api/v1/push", {"items": items, "bufferMs": 1})
+        run = batcher.batches
+        first = asyncio.create_task(api.push("q", 2, partition="a"))
+        await until(lambda: batcher.batches > run)
+        # While it waits for the spool, these gather and are the next batch.
+        results = await asyncio.gather(
+            api.push("q", 3, partition="a"), api.push("q", 1, partition="b"), api.push("q", 4, partition="a")
+        )
+        assert [result["status"] for (result,) in results] == ["buffered", "queued", "buffered"]
+        assert (await first)[0]["status"] == "buffered"
+    await drained(api)
+    assert sorted(message["data"] for message in await api.pop("q", "a", batch=9)) == [0, 1, 2, 3, 4]
+    assert [message["data"] for message in await api.pop("q", "b", batch=9)] == [0, 1]
+
+
 async def test_a_transaction_does_not_overtake_what_waits_during_maintenance(api: Api) -> None:
     await switch(api, True)
     await api.push("q", 1)

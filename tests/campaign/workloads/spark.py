@@ -21,7 +21,7 @@ from tests.campaign.history import Outcome, Violation
 from tests.campaign.workloads.log import LogWorkload
 from tests.support.database import stored_log
 
-_DRAIN_SECONDS = 100.0
+_DRAIN_SECONDS = 400.0
 _ROOT = Path(__file__).parents[3]
 
 

@@ -135,7 +135,7 @@ async def test_what_bodies_unpack_to_has_a_budget_too(start_server: StartServer)
 
     handler = unpacking.around(serve)
     request = Request("POST", "/api/v1/push", {}, {}, {}, small, "127.0.0.1", None, None)
-    room = api.worker.settings.incoming_bytes // unpacked_bytes(small)
+    room = api.worker.settings.unpacked_bytes // unpacked_bytes(small)
     for _ in range(room):
         handler(request)
     with pytest.raises(Overloaded):

@@ -278,14 +278,28 @@ class Pusher:
 
     async def _run(self, pushes: list[Push]) -> Callable[[], None] | None:
         """Store a batch; returns what answers the requests, to be called when the append lock has been released."""
-        if self._spool_router.engaged and await self._spool_router.takes(
-            {slice_.target for push in pushes for slice_ in push.slices}
-        ):
-            return await self._spool_router.take(pushes)
+        router = self._spool_router
+        free, behind = router.divide(pushes) if router.engaged else (pushes, [])
+        if not behind:
+            return await self._store_or_spool(free)
+        if free:
+            # Those whose partitions are not in the spool neither wait for it nor go there.
+            try:
+                (await self._store_all(free))()
+            except DatabaseUnavailable:
+                return await router.take(pushes, trouble=True)
+        if await router.takes(behind):
+            return await router.take(behind)
+        return await self._store_or_spool(behind)
+
+    async def _store_or_spool(self, pushes: list[Push]) -> Callable[[], None]:
         try:
-            answers, settle = await self._store_persistently(pushes)
+            return await self._store_all(pushes)
         except DatabaseUnavailable:
             return await self._spool_router.take(pushes, trouble=True)
+
+    async def _store_all(self, pushes: list[Push]) -> Callable[[], None]:
+        answers, settle = await self._store_persistently(pushes)
 
         def finish() -> None:
             # Nothing else runs before both are done. Answers that have to be rendered first keep no other waiting.

@@ -49,14 +49,33 @@ class SpoolRouter:
         """Whether any push may have to be spooled. All that a push reads in normal operation."""
         return self._state.engaged or self._modes.push_maintenance or self._availability.down
 
-    async def takes(self, targets: Collection[Target]) -> bool:
-        """Whether pushes to these partitions are to be spooled.
+    def divide(self, pushes: Sequence[Push]) -> tuple[list[Push], list[Push]]:
+        """Those that may be stored now, and those that follow spooled messages of one of their partitions.
+
+        Stored in this order, no push overtakes another one to the same partition that came before it.
+        """
+        if self._closed:
+            return [], list(pushes)
+        free: list[Push] = []
+        behind: list[Push] = []
+        taken: set[int] = set()
+        for push in pushes:
+            buckets = _buckets(push)
+            if self._state.holds(buckets) or not taken.isdisjoint(buckets):
+                behind.append(push)
+                taken |= buckets
+            else:
+                free.append(push)
+        return free, behind
+
+    async def takes(self, pushes: Sequence[Push]) -> bool:
+        """Whether these pushes are to be spooled.
 
         They must not overtake spooled messages of the same partition: they wait when little is left, else are spooled.
         """
         if self._closed:
             return True
-        buckets = {bucket_of(*target) for target in targets}
+        buckets = {bucket for push in pushes for bucket in _buckets(push)}
         give_up = time.monotonic() + _LONGEST_WAIT
         while self._state.holds(buckets):
             if self._closed or self._state.nbytes > _SMALL_BACKLOG_BYTES or time.monotonic() > give_up:
@@ -152,6 +171,10 @@ class SpoolRouter:
         if self._envelope.is_encrypted(chunk.sealed) or not self._envelope.can_encrypt:
             return chunk.sealed
         return self._envelope.seal(chunk.plain, encrypt=self._envelope.can_encrypt)
+
+
+def _buckets(push: Push) -> set[int]:
+    return {bucket_of(*slice_.target) for slice_ in push.slices}
 
 
 def _render(records: Sequence[Record], parts: Sequence[PushSlice], spooled: set[bytes]) -> dict[PushSlice, list[bytes]]:

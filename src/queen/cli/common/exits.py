@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Final
 
 from queen.errors import QueenError
@@ -56,6 +57,24 @@ _LISTS: Final = {
 def _where_to_look(text: str) -> str:
     found = (step for word, step in _LISTS.items() if word in text.lower())
     return next(found, "queen queue list and queen topic list show what there is")
+
+
+def report(error: Exception) -> int:
+    """Print an error that its user can act on as one line, and return the exit code; others are raised."""
+    if isinstance(error, NothingFound):
+        return error.code
+    if isinstance(error, QueenError):
+        return fail(*explain(error))
+    # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
+    if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
+        raise error
+    text = " ".join(str(error).split()) or type(error).__name__
+    return fail(SERVER, f"{text}; try again, run queen doctor to find the cause")
+
+
+def fail(code: int, text: str) -> int:
+    print(f"queen: {text}", file=sys.stderr)
+    return code
 
 
 def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:

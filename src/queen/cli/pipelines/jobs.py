@@ -356,8 +356,8 @@ def reconcile(
     with spark_failures():
         where = _catalog_of(root, catalog, data_directory, database_url)
         # What is no archive is said before Spark starts.
-        with reading(root, catalog=where):
-            pass
+        with reading(root, catalog=where) as view:
+            view.queues()
         reports = compare(session("reconcile", master, conf), connection, root, names, where)
     if json:
         print_json(reports)

@@ -138,11 +138,11 @@ UNPACKED: Final = frozenset({"/api/v1/push", "/api/v1/transaction"})
 
 
 class Unpacking:
-    """What compressed bodies take once they are unpacked: a budget of the size of that for bodies as they come."""
+    """What compressed bodies take once they are unpacked, which counts beside the bytes that came."""
 
     def __init__(self, settings: Settings) -> None:
         self._most_each = settings.body_bytes
-        self._most = settings.incoming_bytes
+        self._most = settings.unpacked_bytes
         self._held = 0
 
     def around(self, handler: Handler) -> Handler:

@@ -30,7 +30,7 @@ try:
     from pyiceberg.table import Table as IcebergTable
     from pyiceberg.table import TableProperties
 except ImportError as error:
-    raise TablesMissing("Iceberg needs pyiceberg and SQLAlchemy: pip install 'queen-broker[tables]'") from error
+    raise TablesMissing("Iceberg needs pyiceberg and SQLAlchemy: pip install '.[tables]' in a clone") from error
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -309,9 +309,11 @@ def _open_catalog(location: Location, url: str | None) -> SqlCatalog:
         raise PipelineError(f"{location}: a table in an object store needs a catalog, the URL of a PostgreSQL database")
     if location.path is not None:
         location.path.mkdir(parents=True, exist_ok=True)
-    for plain in ("postgresql://", "postgres://"):
-        if url.startswith(plain):
-            url = f"postgresql+psycopg://{url.removeprefix(plain)}"
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres", "sqlite"):
+        raise PipelineError(f"{location}: the URL of a catalog begins with postgresql:// or sqlite:///")
+    if scheme != "sqlite":
+        url = f"postgresql+psycopg://{rest}"
     properties = {"uri": url}
     if location.path is None:
         properties["py-io-impl"] = "pyiceberg.io.fsspec.FsspecFileIO"
@@ -320,7 +322,8 @@ def _open_catalog(location: Location, url: str | None) -> SqlCatalog:
     try:
         return SqlCatalog(CATALOG, **properties)
     except SQLAlchemyError as error:
-        raise PipelineError(f"the catalog of {location} cannot be opened: {error}") from error
+        why = str(error).partition("\n")[0]
+        raise PipelineError(f"the catalog of {location} cannot be opened: {why}") from error
 
 
 def _supported(table: str, schema: Any) -> Any:
