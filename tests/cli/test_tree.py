@@ -121,7 +121,7 @@ complete -p queen >/dev/null
 while read -r -a COMP_WORDS; do
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
     [ "${COMP_WORDS[$COMP_CWORD]}" = _ ] && COMP_WORDS[$COMP_CWORD]=
-    _queen_completion
+    _queen_completion queen
     echo "${COMPREPLY[@]}"
 done
 """

@@ -64,7 +64,8 @@ def work(run: RunWorker) -> None:
     gc.collect()
     gc.freeze()
     supervisor = _take_channel()
-    _name_process("queen launcher")
+    # Without a blank: from 3.12 on Python counts threads in /proc/self/stat by blanks, and would warn of the fork.
+    _name_process("queen-launcher")
     for number in (signal.SIGINT, signal.SIGTERM):
         # It ends after its workers, when the supervisor does.
         signal.signal(number, signal.SIG_IGN)
