@@ -21,6 +21,9 @@ from tests.campaign.workload import LEASE_SECONDS, Workload
 from tests.support.database import Stored, stored_log
 
 
+_FAILURES: tuple[type[BaseException], ...] = (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
+
+
 def pop_digest(body: Any) -> Any:
     """What the history keeps of the answer of a pop."""
     if not body or not body["messages"]:
@@ -281,7 +284,7 @@ class MovesWorkload(LogWorkload):
                 async with asyncio.timeout(30), connect_fleet(self.site.dsns) as fleet:
                     await Mover(fleet).move(Name.queue(self.queue), to)
                 self.history.end(call, Outcome.OK)
-            except (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
+            except _FAILURES as error:
                 # PostgreSQL went away: the queue is on one shard or the other, and the next move begins there.
                 self.history.end(call, Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}")
 
