@@ -20,7 +20,6 @@ from tests.campaign.log_checks import Log, LogChecker, Message, Rules
 from tests.campaign.workload import LEASE_SECONDS, Workload
 from tests.support.database import Stored, stored_log
 
-
 _FAILURES: tuple[type[BaseException], ...] = (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
 
 
