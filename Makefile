@@ -66,7 +66,9 @@ example: $(SPARK) ## Run a data pipeline from end to end, with a plot; needs Jav
 test acceptance soak: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests wait more than they compute: four at a time on two cores.
+# In a new clone one of them compiles all that they load, and not each of the four.
 test: setup ## Run the tests.
+	@test -d tests/__pycache__ || $(BIN)/pytest --collect-only --quiet > /dev/null || true
 	$(BIN)/pytest --numprocesses 4 --dist loadgroup $(ARGS)
 
 acceptance: setup ## Run the published clients against the server; part of `make test`.

@@ -2,9 +2,9 @@
 
     python -m bench.abuse [--seconds 5] [--memory 1024] [--workers 2] [--only unread,chunks]
 
-An honest client pushes one message at a time, over one connection, all the while. What counts: that the memory of the
-whole server (supervisor and workers, without PostgreSQL) stays below `QUEEN_MEMORY_MB`, and that the honest client is
-served.
+An honest client pushes one message at a time, over one connection and from a process of its own, from the moment that
+the attack has begun. What counts: that the memory of the whole server (supervisor and workers, without PostgreSQL)
+stays below `QUEEN_MEMORY_MB`, and that the honest client is served.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ import argparse
 import asyncio
 import contextlib
 import itertools
+import json
 import statistics
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import cast
 from urllib.parse import urlsplit
 
 import aiohttp
+import zstandard
+from websockets.frames import Opcode
 
 from bench.processes import Usage
 from bench.target import Target, fresh_server
@@ -37,10 +41,22 @@ class Attacker:
         self.url = url
         self._host, self._port = str(place.hostname), place.port
         self._writers: list[asyncio.StreamWriter] = []
+        self.begun = asyncio.Event()
+        """Set by attacks that prepare something, once they have."""
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection(self._host, self._port)
         self._writers.append(writer)
+        return reader, writer
+
+    async def upgrade(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that has become a WebSocket."""
+        reader, writer = await self.connect()
+        writer.write(
+            b"GET /ws/v1/consume HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        await reader.readuntil(b"\r\n\r\n")
         return reader, writer
 
     def close(self) -> None:
@@ -80,6 +96,7 @@ async def unread(attacker: Attacker) -> None:
             items = [{"queue": "large", "payload": "x" * 100_000}] * 20
             async with session.post(f"{attacker.url}/api/v1/push", json={"items": items}) as answer:
                 await answer.read()
+    attacker.begun.set()
     for number in itertools.count():
         with contextlib.suppress(ConnectionError):
             _, writer = await attacker.connect()
@@ -97,6 +114,7 @@ async def dequeued(attacker: Attacker) -> None:
             items = [{"namespace": "n", "topic": f"t{number}", "data": "x" * 100_000}] * 200
             async with session.post(f"{attacker.url}/api/v1/topics/enqueue", json=items) as answer:
                 await answer.read()
+    attacker.begun.set()
     for number in itertools.cycle(range(20)):
         with contextlib.suppress(ConnectionError):
             _, writer = await attacker.connect()
@@ -189,6 +207,129 @@ async def forged(attacker: Attacker) -> None:
                 await answer.read()
 
 
+async def large(attacker: Attacker) -> None:
+    """Pushes of one message of 60 MB, eight at a time."""
+    body = b'{"items":[{"queue":"q","payload":"' + b"x" * (60 << 20) + b'"}]}'
+    await asyncio.gather(*(post(attacker, "/api/v1/push", body) for _ in range(8)))
+
+
+async def bombs(attacker: Attacker) -> None:
+    """Binary pushes of 10 KB that unpack to 64 MB."""
+    payload = b'"' + b"x" * ((64 << 20) - 200) + b'"'
+    plain = b"\x01\0\0\0\x01\0q\x01\0p\x01\0\0\0" + len(payload).to_bytes(4, "little") + payload
+    body = b"QPB1\x01" + len(plain).to_bytes(4, "little") + zstandard.compress(plain)
+    await asyncio.gather(*(post(attacker, "/api/v1/push", body) for _ in range(50)))
+
+
+async def frames(attacker: Attacker) -> None:
+    """WebSocket messages of 4 MB that never come to their end."""
+    for _ in range(300):
+        with contextlib.suppress(ConnectionError):
+            _, writer = await attacker.upgrade()
+            writer.write(_frame_head(Opcode.TEXT, 4 << 20))
+            for _ in range(63):
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+    await asyncio.Event().wait()
+
+
+async def fragments(attacker: Attacker) -> None:
+    """A WebSocket message in fragments without content."""
+    _, writer = await attacker.upgrade()
+    writer.write(_frame_head(Opcode.TEXT, 0, fin=False))
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(_frame_head(Opcode.CONT, 0, fin=False) * 10_000)
+            await writer.drain()
+            await asyncio.sleep(0)
+    await asyncio.Event().wait()
+
+
+async def pings(attacker: Attacker) -> None:
+    """Pings without an end, whose answers are not read."""
+    _, writer = await attacker.upgrade()
+    cast(asyncio.Transport, writer.transport).pause_reading()
+    with contextlib.suppress(ConnectionError):
+        while True:
+            writer.write(_frame_head(Opcode.PING, 0) * 10_000)
+            await writer.drain()
+            await asyncio.sleep(0)
+    await asyncio.Event().wait()
+
+
+def _frame_head(opcode: Opcode, length: int, *, fin: bool = True) -> bytes:
+    """The head of a masked frame whose mask changes nothing."""
+    size = bytes([0x80 | length]) if length < 126 else bytes([0x80 | 127]) + length.to_bytes(8, "big")
+    return bytes([(0x80 if fin else 0) | opcode]) + size + bytes(4)
+
+
+async def headers(attacker: Attacker) -> None:
+    """Heads of 64 KB with the same header sixteen thousand times."""
+
+    async def send() -> None:
+        while True:
+            with contextlib.suppress(ConnectionError):
+                reader, writer = await attacker.connect()
+                writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * 16_000 + b"\r\n")
+                await reader.read(1 << 16)
+                writer.transport.abort()
+
+    await asyncio.gather(*(send() for _ in range(8)))
+
+
+async def nested(attacker: Attacker) -> None:
+    """Payloads of thirty million brackets."""
+    await post(attacker, "/api/v1/push", b'{"items":[{"queue":"q","payload":' + b"[" * (30 << 20))
+
+
+async def listeners(attacker: Attacker) -> None:
+    """Streams of events that are asked for and never read."""
+    for _ in range(500):
+        with contextlib.suppress(ConnectionError):
+            _, writer = await attacker.connect()
+            cast(asyncio.Transport, writer.transport).pause_reading()
+            writer.write(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await asyncio.Event().wait()
+
+
+async def ephemeral(attacker: Attacker) -> None:
+    """Messages of 100 KB to ephemeral queues, each time to another."""
+    async with aiohttp.ClientSession() as session:
+
+        async def push(part: int) -> None:
+            for number in itertools.count():
+                body = {"queue": f"e-{part}-{number}", "messages": [{"payload": "x" * 100_000}] * 10}
+                async with session.post(f"{attacker.url}/api/v1/ephemeral/push", json=body) as answer:
+                    await answer.read()
+
+        await asyncio.gather(*(push(part) for part in range(4)))
+
+
+async def state(attacker: Attacker) -> None:
+    """Keys, locks and timers, each time others."""
+    async with aiohttp.ClientSession() as session:
+
+        async def write(part: int) -> None:
+            for number in itertools.count():
+                name = f"{part}-{number}"
+                puts = [
+                    {"op": "put", "ns": f"n-{name}-{one}", "key": "k", "value": 1, "ttlSeconds": 60}
+                    for one in range(50)
+                ]
+                locks = [
+                    {"op": "acquire", "name": f"l-{name}-{one}", "owner": "o", "ttlSeconds": 60} for one in range(50)
+                ]
+                timers = [
+                    {"op": "schedule", "queue": f"t-{name}", "timerKey": f"{one}", "payload": "MQ==", "delayMs": 60_000}
+                    for one in range(50)
+                ]
+                for kind, operations in (("kv", puts), ("locks", locks), ("timers", timers)):
+                    async with session.post(f"{attacker.url}/api/v1/{kind}", json={"operations": operations}) as answer:
+                        await answer.read()
+
+        await asyncio.gather(*(write(part) for part in range(8)))
+
+
 async def connections(attacker: Attacker) -> None:
     """Connections that ask nothing."""
     for _ in range(5000):
@@ -211,13 +352,34 @@ ATTACKS: dict[str, Attack] = {
         names,
         pipelined,
         forged,
+        large,
+        bombs,
+        frames,
+        fragments,
+        pings,
+        headers,
+        nested,
+        listeners,
+        ephemeral,
+        state,
         connections,
     )
 }
 
 
+PREPARED: frozenset[Attack] = frozenset({unread, dequeued})
+
+
 async def honest(url: str, seconds: float) -> tuple[list[float], int]:
-    """Latencies of pushes in milliseconds, and how many were not answered 201."""
+    """Latencies of pushes in milliseconds, and how many were not answered 201, as a process of its own has them."""
+    command = (sys.executable, "-m", "bench.abuse", "--honest", url, "--seconds", str(seconds))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    took, failed = json.loads(printed)
+    return took, failed
+
+
+async def push_honestly(url: str, seconds: float) -> tuple[list[float], int]:
     body = {"items": [{"queue": "honest", "payload": {"n": 1}}]}
     took: list[float] = []
     failed = 0
@@ -242,6 +404,8 @@ async def measure(target: Target, attack: Attack | None, seconds: float) -> tupl
     if attack is not None:
         tasks.append(asyncio.ensure_future(attack(attacker)))
     try:
+        if attack in PREPARED:
+            await attacker.begun.wait()
         took, failed = await honest(url, seconds)
     finally:
         for task in tasks:
@@ -270,7 +434,12 @@ def main() -> None:
     parser.add_argument("--memory", type=int, default=1024, help="QUEEN_MEMORY_MB")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help=", ".join(ATTACKS))
-    asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--honest", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.honest:
+        print(json.dumps(asyncio.run(push_honestly(options.honest, options.seconds))))
+    else:
+        asyncio.run(run(options))
 
 
 if __name__ == "__main__":

@@ -60,6 +60,8 @@ PAGES: dict[str, tuple[str, ...]] = {
         f"/api/v1/consumer-groups/readers/queues/{LARGEST}/partitions?sort=name&limit=50",
         f"/api/v1/consumer-groups/readers/queues/{LARGEST}/partitions?sort=name&limit=50&offset=100000",
         f"/api/v1/consumer-groups/readers/queues/{LARGEST}/partitions?sort=name&limit=50&search=12345",
+        f"/api/v1/consumer-groups/readers/queues/{LARGEST}/partitions?sort=behind&order=desc&limit=50",
+        f"/api/v1/consumer-groups/readers/queues/{LARGEST}/partitions?sort=behind&order=desc&limit=50&offset=50",
     ),
     "seek, preview": (
         f"/api/v1/consumer-groups/readers/queues/{LARGEST}/seek/preview?toBeginning=true&within=150",

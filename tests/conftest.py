@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -17,13 +18,14 @@ import uvloop
 from hypothesis import settings
 
 from queen.embedded import EmbeddedPostgres
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
+from tests.redis.redis_server import RedisServer
 from tests.support.api import Api
 from tests.support.array_types import ask_once_for_array_types
 from tests.support.databases import fresh_database, make_template
 from tests.support.proxy import Proxy, proxied
-from tests.support.together import ByGroup, is_short
+from tests.support.together import SPARK, ByGroup, rank
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 # The same examples in every run: whether a commit passes is not a matter of luck. `make soak` draws new ones, and many.
@@ -64,11 +66,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(FailuresAtOnce(terminal))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if _is_on_spark(item):
+        # xdist adds the name of the group to the test's.
+        item.add_marker(pytest.mark.xdist_group(SPARK))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: is_short(item.nodeid))
+    items.sort(key=lambda item: rank(item.nodeid, _is_on_spark(item)))
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _in_time(item.obj, item.get_closest_marker("timeout"))
+
+
+def _is_on_spark(item: pytest.Item) -> bool:
+    return SPARK in getattr(item, "fixturenames", ())
+
+
+def pytest_collection_finish() -> None:
+    # As workers do: what is loaded by now stays, and need not be looked through for cycles again and again.
+    gc.freeze()
+    gc.set_threshold(20_000, 10, 10)
 
 
 def _in_time(test: Callable[..., Awaitable[None]], mark: pytest.Mark | None) -> Callable[..., Awaitable[None]]:
@@ -119,6 +137,15 @@ async def proxy(dsn: str) -> AsyncIterator[Proxy]:
     """Stands between a server and the test's database, for those who want to come between them."""
     async with proxied(dsn) as proxy:
         yield proxy
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    """A Redis of the test's own."""
+    server = RedisServer(tmp_path / "redis")
+    await server.start()
+    yield server
+    await server.kill()
 
 
 @pytest.fixture

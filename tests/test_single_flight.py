@@ -102,7 +102,7 @@ async def test_one_worker_finds_for_all_of_its_host(tmp_path: Path) -> None:
     view.go_on.clear()
     view.begun.clear()
     asking = [asyncio.ensure_future(handler(request())) for handler in (second, first)]
-    await asyncio.wait_for(view.begun.wait(), 30)
+    await asyncio.wait_for(view.begun.wait(), 100)
     view.go_on.set()
     assert [answer.body for answer in await asyncio.gather(*asking)] == [b"4", b"4"]
 

@@ -20,6 +20,7 @@ const routes: RouteRecordRaw[] = [
   { path: '/system', name: 'system', component: () => import('@/pages/System.vue'), meta: { title: 'System' } },
   { path: '/shards', name: 'shards', component: () => import('@/pages/Shards.vue'), meta: { title: 'Shards' } },
   { path: '/maintenance', name: 'maintenance', component: () => import('@/pages/Maintenance.vue'), meta: { title: 'Spool & maintenance' } },
+  { path: '/migration', name: 'migration', component: () => import('@/pages/Migration.vue'), meta: { title: 'Migration' } },
   { path: '/settings', name: 'settings', component: () => import('@/pages/Settings.vue'), meta: { title: 'Settings' } },
   { path: '/audit', name: 'audit', component: () => import('@/pages/Audit.vue'), meta: { title: 'Audit log' } },
   { path: '/:rest(.*)*', name: 'unknown', component: () => import('@/pages/Unknown.vue'), meta: { title: 'No such page' } },

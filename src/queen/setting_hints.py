@@ -74,6 +74,7 @@ _PREFIXES: Final = (
 )
 _NOT_OF_THE_SERVER: Final = frozenset(
     {
+        "JWT_EXPIRES_IN",
         "QUEEN_CLIENT_LOG",
         "QUEEN_CONFIG",
         "QUEEN_CONTEXT",

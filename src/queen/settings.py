@@ -576,6 +576,16 @@ class Settings:
         return max(share - rest, share // 4, _LEAST_SPARE_BYTES)
 
     @property
+    def body_bytes(self) -> int:
+        """What the body of a request may have, as it comes and unpacked."""
+        return min(self.max_body_bytes, self.spare_memory_bytes // 2)
+
+    @property
+    def unpacked_bytes(self) -> int:
+        """What compressed bodies that are served may have together in one worker, unpacked."""
+        return self.spare_memory_bytes // 8
+
+    @property
     def answer_bytes(self) -> int:
         """Where the answer of a pop ends. There are several copies of it while it is made."""
         return min(self.max_answer_bytes, self.spare_memory_bytes // 12)

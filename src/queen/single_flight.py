@@ -22,7 +22,7 @@ _CLAIM_TIMEOUT_SECONDS: Final = 5.0
 _POPULAR_PER_SECOND: Final = 5
 _POPULAR_SECONDS: Final = 1.0
 _SLOW_SECONDS: Final = 0.25
-"""Nobody waits for a result that takes longer, if there is an earlier one."""
+"""No request waits for a result that takes longer, if there is an earlier one."""
 _OUTDATED_SECONDS: Final = 300.0
 _OUTDATED_TIMES: Final = 200
 """How much older than it takes an earlier result may be."""
@@ -184,7 +184,7 @@ class SingleFlightCache(Generic[T]):
 class SharedResult(Generic[T]):
     """One result that many views need: computed once for all who ask at the same time, and kept for `cache_seconds`.
 
-    Where computing takes long nobody waits for it: callers get the last result while the next is computed.
+    Where computing takes long no caller waits for it: callers get the last result while the next is computed.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class SharedResult(Generic[T]):
             try:
                 await self.get()
             except Exception as error:
-                # Whoever asks for it is told.
+                # The next caller gets the error.
                 log.debug("a shared result could not be computed ahead: %s", error)
             slow = self._took >= _SLOW_SECONDS
             await asyncio.sleep(_WARM_TIMES * self._took if slow else _WARM_SECONDS)

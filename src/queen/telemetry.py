@@ -37,7 +37,7 @@ def span_exporters(environ: Mapping[str, str]) -> tuple[str, ...]:
         if not _is_installed(_NEEDED[exporter]):
             raise SettingsError(
                 f"{cause} asks for spans, and OpenTelemetry's SDK is not installed: "
-                "pip install 'queen-broker[server,otel]', or unset the variable"
+                "pip install '.[server,otel]' in a clone, or unset the variable"
             )
     if "otlp" in exporters:
         _check_protocol(environ)

@@ -26,10 +26,15 @@ def client_python(directory: Path) -> Path:
     return installed(directory, (PUBLISHED,), _CONSTRAINTS)
 
 
-def newest_client(directory: Path) -> tuple[Path, Path]:
-    """The interpreter with the newest client and what its tests need, and the directory of those tests."""
+def newest_client(directory: Path) -> Path:
+    """The interpreter with the newest client and what its tests need."""
     packages = (NEWEST, "pytest", "pytest-asyncio", "pytest-xdist", "zstandard")
-    python = installed(directory, packages, _NEWEST_CONSTRAINTS)
+    return installed(directory, packages, _NEWEST_CONSTRAINTS)
+
+
+def newest_tests(directory: Path) -> Path:
+    """The directory of the newest client's own tests."""
+    python = newest_client(directory)
     name, _, version = NEWEST.replace("-", "_").partition("==")
     source = directory / f"{name}-{version}"
     with locked(directory / "lock"):
@@ -39,7 +44,7 @@ def newest_client(directory: Path) -> tuple[Path, Path]:
             _run([*command, "--dest", str(directory), NEWEST])
             shutil.unpack_archive(directory / f"{source.name}.tar.gz", directory / "unpacked", filter="data")
             (directory / "unpacked" / source.name).rename(source)
-    return python, source / "tests"
+    return source / "tests"
 
 
 def installed(directory: Path, packages: tuple[str, ...], constraints: Path) -> Path:

@@ -17,8 +17,8 @@ from pathlib import Path
 from queen.settings import describe_settings
 from tests.support.ports import free_port
 
-_READY_SECONDS = 60.0
-_STOP_SECONDS = 30.0
+_READY_SECONDS = 100.0
+_STOP_SECONDS = 100.0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The newest published client's own tests, from its source distribution, against this server."""
+"""The newest published client against this server: tests of ours, and in `make soak` those that it comes with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.acceptance.client_environment import clean_environ, newest_client
+from tests.acceptance.client_environment import clean_environ, newest_client, newest_tests
 from tests.acceptance.scenario import Server
 from tests.acceptance.served import Served, served
 
@@ -34,6 +34,7 @@ _TIGHT: Final = {
     "tests/test_locks.py::test_a_guarded_step_survives_the_locks_own_renewal": "fails when renewals take two seconds",
 }
 """Left to `make soak`, which has the machine to itself."""
+FORMS_PATH: Final = "tests/test_forms.py"
 FORMS: Final = 18
 """Tests of ours with this client, in newest_forms.py."""
 ADDED: Final = {
@@ -48,6 +49,7 @@ ADDED: Final = {
 """Files about what came after 0.15, and how many tests each has; `tests.acceptance.scenarios` are about the rest."""
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_what_the_client_added_works_as_its_own_tests_say(servers: dict[Server, Served], tmp_path: Path) -> None:
     files = [f"tests/{name}.py" for name in ADDED]
@@ -58,14 +60,14 @@ def test_what_the_client_added_works_as_its_own_tests_say(servers: dict[Server, 
 
 @pytest.mark.timeout(300)
 def test_conflation_ephemeral_queues_and_binary_forms_work(servers: dict[Server, Served], tmp_path: Path) -> None:
-    passed = run_its_tests(servers[Server.MAIN], tmp_path, "tests/test_forms.py")
+    passed = run_its_tests(servers[Server.MAIN], tmp_path, FORMS_PATH, "-p", "no:xdist")
     assert len(passed) == FORMS
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_all_of_the_clients_own_tests_pass(servers: dict[Server, Served], tmp_path: Path) -> None:
-    options = ("--ignore=tests/test_forms.py", "-n", "4", "--dist", "loadfile")
+    options = (f"--ignore={FORMS_PATH}", "-n", "4", "--dist", "loadfile")
     passed = run_its_tests(servers[Server.MAIN], tmp_path, "tests", *options)
     assert len(passed) == _TESTS - len(REFUSED) - len(_NEEDS_TOKENS)
 
@@ -92,15 +94,18 @@ def its_cases(
     server: Served, directory: Path, *options: str, **variables: str
 ) -> tuple[list[ElementTree.Element], str]:
     """Run tests of the client, but those that are refused: what came of each, and what was printed."""
-    python, tests = newest_client(_ROOT / ".venv-newest-client")
-    shutil.copytree(tests, directory / "tests")
+    environment = _ROOT / ".venv-newest-client"
+    if options[0] == FORMS_PATH:
+        (directory / "tests").mkdir()
+    else:
+        shutil.copytree(newest_tests(environment), directory / "tests")
     shutil.copy(_FIXTURES, directory / "conftest.py")
-    shutil.copy(_FORMS_FILE, directory / "tests" / "test_forms.py")
+    shutil.copy(_FORMS_FILE, directory / FORMS_PATH)
     report = directory / "report.xml"
     deselected = [f"--deselect={one}" for one in REFUSED]
-    command = [str(python), "-m", "pytest", "-q", f"--junit-xml={report}", "-o", "asyncio_mode=auto"]
+    command = [str(newest_client(environment)), "-m", "pytest", "-q", "-o", "asyncio_mode=auto"]
     # In the directory that runs share by default it would take the right to enter away from PostgreSQL's user.
-    command.append(f"--basetemp={directory / 'basetemp'}")
+    command += [f"--junit-xml={report}", f"--basetemp={directory / 'basetemp'}"]
     done = subprocess.run(
         [*command, *options, *deselected],
         cwd=directory,

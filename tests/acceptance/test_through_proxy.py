@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.acceptance import javascript_client as javascript
 from tests.acceptance.client_environment import clean_environ, client_python
@@ -24,10 +25,11 @@ from tests.support.ports import free_port
 
 _ROOT = Path(__file__).parents[2]
 _SECRET = "a secret of the acceptance tests, of 32 bytes and more"
-_READY_SECONDS = 60.0
+_READY_SECONDS = 100.0
 # It expects that nobody is noted as the producer, as on a server without authentication.
 _UNSIGNED = "a_message_is_popped_with_all_its_fields"
 # Pushes, pops and long polls, consumers, acks and leases, transactions, dead letters, buffers.
+_IN_EVERY_RUN = ("pushing", "consuming", "transactions")
 _MODULES = ("pushing", "popping", "consuming", "transactions", "dead_letters", "buffering", "subscriptions")
 _CHOSEN = [
     one
@@ -96,13 +98,15 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
 
 
 @pytest.fixture(scope="module")
-def results(proxied: Proxied) -> dict[str, dict[str, Any]]:
-    """What came of the scenarios of the published Python client."""
+def results(proxied: Proxied, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """What came of the scenarios of the published Python client that were chosen."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    chosen = [item.callspec.params["one"].id for item in tests if "results" in item.fixturenames]
     python = client_python(_ROOT / ".venv-client")
     urls = json.dumps({Server.MAIN.value: proxied.url})
     command = [str(python), "-m", "tests.acceptance.run", Implementation.PUBLISHED.value, urls]
     done = subprocess.run(
-        [*command, *(one.id for one in _CHOSEN)],
+        [*command, *chosen],
         cwd=_ROOT,
         env=clean_environ() | {TOKEN_VARIABLE: proxied.token},
         capture_output=True,
@@ -110,12 +114,19 @@ def results(proxied: Proxied) -> dict[str, dict[str, Any]]:
         timeout=200,
     )
     reports = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(reports) == len(_CHOSEN), done.stdout + done.stderr
+    assert len(reports) == len(chosen), done.stdout + done.stderr
     return {report["id"]: report for report in reports}
 
 
+def _parameters() -> list[ParameterSet]:
+    """What the proxy does is the same for all requests; scenarios that add none to it are left to `make soak`."""
+    return [
+        pytest.param(one, id=one.id, marks=() if one.module in _IN_EVERY_RUN else pytest.mark.soak) for one in _CHOSEN
+    ]
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("one", [pytest.param(one, id=one.id) for one in _CHOSEN])
+@pytest.mark.parametrize("one", _parameters())
 def test_published_python_client(one: Scenario, results: dict[str, dict[str, Any]]) -> None:
     if results[one.id]["error"]:
         pytest.fail(results[one.id]["error"], pytrace=False)

@@ -56,7 +56,7 @@ def test_a_task_that_is_tried_again_pushes_nothing_twice(name: str) -> None:
 
 
 def test_wrong_arguments_of_a_push(name: str) -> None:
-    with pytest.raises(QueenError, match="partition_by 'store' is no field of"):
+    with pytest.raises(QueenError, match="partition_by 'store' is not a field of"):
         push(name, [{"shop": 1}], partition_by="store")
     with pytest.raises(QueenError, match="messages must be a list, not str; for the result of a task give the task"):
         push(name, "[1, 2]")

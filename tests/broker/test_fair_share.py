@@ -208,6 +208,6 @@ class TestThrottle:
         await self.annoy(throttle)
         for number in range(50):
             batcher.submit(Work("noisy", number, MUCH))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await batcher.join()
         assert done == list(range(50))

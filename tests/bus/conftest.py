@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from queen.bus.members import PeerStats
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from tests.support.api import Api
 from tests.support.ports import free_port

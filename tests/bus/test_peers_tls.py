@@ -49,7 +49,7 @@ async def test_peers_speak_tls_and_show_certificates(start_host: StartHost, tcp_
         await until(lambda: any(connection.busy for connection in parked))
         async with client.post(f"{here}/api/v1/push", json=PUSH) as answer:
             assert answer.status == 201
-        assert await asyncio.wait_for(popping, 20) == [1], "told by the other host: nobody polls"
+        assert await asyncio.wait_for(popping, 100) == [1], "told by the other host: nobody polls"
     assert list(hosts[1].stats.transports) == ["http"]
 
 

@@ -71,11 +71,11 @@ async def wakes(pushing: Served, popping: Served) -> None:
     here, pops = Api(pushing.url), [Api(popping.url) for _ in range(6)]
     try:
         await here.push("q", 0)
-        await pops[0].pop("q", wait=True, timeout=10_000, autoAck=True)
+        await pops[0].pop("q", wait=True, timeout=60_000, autoAck=True)
         # Each over a connection of its own, so that they are at both workers.
         waiting = [asyncio.create_task(api.pop("q", wait=True, timeout=30_000, autoAck=True)) for api in pops]
         await asyncio.sleep(0.5)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             for number in range(len(pops)):
                 await here.push("q", number)
             for answer in waiting:

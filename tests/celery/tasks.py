@@ -44,6 +44,14 @@ def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
+@app.task(bind=True)
+def add_each_to_chord(self: Any, numbers: list[int], to: int) -> int:
+    """Have the chord that it belongs to wait for further tasks."""
+    for number in numbers:
+        self.add_to_chord(add.s(number, to))
+    return 0
+
+
 @app.task(bind=True, max_retries=3)
 def flaky(self: Any, failures: int) -> int:
     """Fail so many times, then succeed."""

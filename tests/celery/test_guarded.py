@@ -20,7 +20,7 @@ from tests.http.auth.test_tls import write_pair
 from tests.support.databases import create_database
 from tests.support.host import Host, host
 
-_SECONDS = 60
+_SECONDS = 100
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,7 @@ def test_an_item_that_is_no_message_of_kombu_does_not_stop_the_consumer(
     sink = Sink(connection, Queue("jobs"))
     with sink.consumer:
         assert sink.drain(1) == ["kombu"]
-    assert "is no message of Kombu" in caplog.text
+    assert "is not a message of Kombu" in caplog.text
 
 
 def test_an_unreachable_server_is_an_operational_error() -> None:

@@ -19,7 +19,7 @@ from tests.celery.worker import celery_worker, environment
 from tests.support.ageing import block_until
 from tests.support.host import Host
 
-_SECONDS = 60
+_SECONDS = 100
 
 
 class Application:
@@ -70,7 +70,7 @@ def test_a_task_is_retried(application: Application) -> None:
 def test_a_countdown_is_held_by_the_server_and_not_by_the_worker(application: Application) -> None:
     result = application.tasks.add.apply_async((1, 1), countdown=3600, queue="celery")
     block_until(lambda: application.namespace.counts("celery")["delayed"] == 1, "the delayed item")
-    assert application.app.control.inspect(timeout=5, limit=1).scheduled() == {"main@test": []}
+    assert application.app.control.inspect(timeout=100, limit=1).scheduled() == {"main@test": []}
     result.revoke()
     application.namespace.queen.topic(application.namespace.name, "celery").purge()
 
@@ -93,6 +93,12 @@ def test_a_chord_waits_for_the_groups_inside_its_header(application: Application
     assert nested().get(timeout=_SECONDS) == 11
 
 
+def test_the_body_of_a_chord_gets_the_results_of_tasks_that_its_header_has_added(application: Application) -> None:
+    add, total, adding = application.tasks.add, application.tasks.total, application.tasks.add_each_to_chord
+    result = chord([add.s(1, 1), adding.s([1, 2, 3], 10)], total.s())()
+    assert result.get(timeout=_SECONDS) == 2 + 11 + 12 + 13
+
+
 def test_a_failed_part_fails_the_chord(application: Application) -> None:
     add, total = application.tasks.add, application.tasks.total
     result = chord([add.s(1, 1), add.s(1, "x")], total.s())()
@@ -109,7 +115,7 @@ def test_a_group_whose_predecessor_failed_fails(application: Application) -> Non
 
 def test_a_revoked_task_does_not_run(application: Application) -> None:
     identity = uuid.uuid4().hex
-    application.app.control.revoke(identity, reply=True, timeout=5, limit=1)
+    application.app.control.revoke(identity, reply=True, timeout=100, limit=1)
     result = application.tasks.journal.apply_async(("revoked",), task_id=identity)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=_SECONDS)
@@ -119,30 +125,30 @@ def test_a_revoked_task_does_not_run(application: Application) -> None:
 def test_a_running_task_is_seen_and_terminated(application: Application) -> None:
     result = application.tasks.hold.delay("endless", str(application.directory / "never"))
     block_until(lambda: "start endless" in application.lines(), "the task to start")
-    inspect = application.app.control.inspect(timeout=5, limit=1)
+    inspect = application.app.control.inspect(timeout=100, limit=1)
     assert [task["id"] for task in inspect.active()["main@test"]] == [result.id]
-    application.app.control.revoke(result.id, terminate=True, signal="SIGKILL", reply=True, timeout=5, limit=1)
+    application.app.control.revoke(result.id, terminate=True, signal="SIGKILL", reply=True, timeout=100, limit=1)
     with pytest.raises(TaskRevokedError):
         result.get(timeout=_SECONDS)
 
 
 def test_remote_control_answers(application: Application) -> None:
     control = application.app.control
-    assert control.ping(timeout=5, limit=1) == [{"main@test": {"ok": "pong"}}]
-    assert "tests.celery.tasks.add" in control.inspect(timeout=5, limit=1).registered()["main@test"]
-    assert control.inspect(timeout=5, limit=1).stats()["main@test"]["broker"]["transport"] == "queen"
-    (limited,) = control.rate_limit("tests.celery.tasks.add", "100/s", reply=True, timeout=5, limit=1)
+    assert control.ping(timeout=100, limit=1) == [{"main@test": {"ok": "pong"}}]
+    assert "tests.celery.tasks.add" in control.inspect(timeout=100, limit=1).registered()["main@test"]
+    assert control.inspect(timeout=100, limit=1).stats()["main@test"]["broker"]["transport"] == "queen"
+    (limited,) = control.rate_limit("tests.celery.tasks.add", "100/s", reply=True, timeout=100, limit=1)
     assert limited == {"main@test": {"ok": "new rate limit set successfully"}}
     assert application.tasks.add.delay(1, 1).get(timeout=_SECONDS) == 2
-    control.rate_limit("tests.celery.tasks.add", 0, reply=True, timeout=5, limit=1)
+    control.rate_limit("tests.celery.tasks.add", 0, reply=True, timeout=100, limit=1)
 
 
 def test_a_worker_begins_and_ends_to_consume_a_queue_when_it_is_told(application: Application) -> None:
     control = application.app.control
     result = application.tasks.add.apply_async((4, 4), queue="extra")
-    control.add_consumer("extra", reply=True, timeout=5, limit=1)
+    control.add_consumer("extra", reply=True, timeout=100, limit=1)
     assert result.get(timeout=_SECONDS) == 8
-    control.cancel_consumer("extra", reply=True, timeout=5, limit=1)
+    control.cancel_consumer("extra", reply=True, timeout=100, limit=1)
     application.tasks.add.apply_async((5, 5), queue="extra")
     assert application.tasks.add.delay(1, 1).get(timeout=_SECONDS) == 2
     block_until(lambda: application.namespace.counts("extra")["ready"] == 1, "the item that nobody consumes")

@@ -14,7 +14,7 @@ import psutil
 
 from tests.support.ageing import block_until
 
-_STOP_SECONDS = 60.0
+_STOP_SECONDS = 100.0
 
 
 class CeleryWorker:

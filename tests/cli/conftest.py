@@ -28,13 +28,13 @@ import uvloop
 
 from queen.cli.app import execute, tree
 from queen.embedded import EmbeddedPostgres
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from tests.support.databases import TEMPLATE, create_database
 
 _TREE = tree()
-_START_SECONDS = 60.0
-_SCREEN_SECONDS = 30.0
+_START_SECONDS = 100.0
+_SCREEN_SECONDS = 100.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 

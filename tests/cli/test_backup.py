@@ -109,3 +109,13 @@ def test_a_dump_that_fails_leaves_nothing_and_says_why(
         asyncio.run(query(source, "SELECT count(*) FROM pg_locks WHERE relation = 'queen.spool_progress'::regclass"))
         == 0
     )
+
+
+def test_psql_opens_the_database_of_the_server(no_server: Cli, source: str, tmp_path: Path) -> None:
+    target = tmp_path / "pushed.csv"
+    pushed = "SELECT queen.push('invoices', 'c-7', '{}', transaction_id => 'i-1')"
+    ran = no_server("psql", "--database-url", source, "-c", pushed, "-c", f"\\copy ({pushed}) TO '{target}'")
+    assert (ran.code, target.read_text()) == (0, "i-1\n")
+    assert no_server("psql", "--database-url", source, "-c", "SELECT nothing").code == 1
+    assert "there is no shard 1" in no_server("psql", "--database-url", source, "--shard", 1).err
+    assert "no database is configured" in no_server("psql").err

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 
-from tests.cli.conftest import Cli
+from queen.embedded import EmbeddedPostgres
+from tests.cli.conftest import Cli, Served, new_database, serving
 
 MANIFEST = """
 kind: ConsumerGroup
@@ -104,16 +110,54 @@ def test_groups_that_exist_are_moved_only_when_asked(cli: Cli, name: str, manife
     assert cli("pop", name, "--cg", "late", "--no-wait").code == 4
 
 
-def test_prune_deletes_what_the_file_does_not_name(cli: Cli, name: str) -> None:
-    for topic in ("a", "b"):
-        cli("topic", "configure", name, topic)
-    file = f"kind: Topic\nnamespace: {name}\nname: a"
-    dry = cli("apply", "-f", "-", "--prune", "--dry-run", "--diff", stdin=file)
-    assert dry.out == f"= Topic {name}/a\n- Topic {name}/b\n"
-    assert cli("apply", "-f", "-", "--prune", stdin=file).code == 1
-    assert [row["topic"] for row in cli("topic", "list", name).json] == ["a", "b"]
-    assert f'deleted Topic "{name}/b"' in cli("apply", "-f", "-", "--prune", "--yes", stdin=file).out
-    assert [row["topic"] for row in cli("topic", "list", name).json] == ["a"]
+def test_prune_deletes_what_the_file_does_not_name(cli: Cli, name: str, manifest: Path) -> None:
+    text = manifest.read_text()
+    cli("apply", "-f", manifest)
+    cli("apply", "-f", "-", stdin=text.replace(name, f"{name}-2"))
+    cli("apply", "-f", "-", stdin=f"kind: ConsumerGroup\nname: other\nqueue: {name}")
+    cli("topic", "configure", name, "other")
+    cli("push", f"{name}-2", stdin="1\n2")
+    prune = ("apply", "-f", manifest, "--prune")
+    dry = cli(*prune, "--dry-run", "--diff").out
+    mine = [line for line in dry.splitlines() if line.startswith("- ") and name in line]
+    assert mine == [
+        f"- ConsumerGroup other on {name}",
+        f"- Topic {name}/other (with 0 items)",
+        f"- Topic {name}-2/refunds (with 0 items)",
+        f"- Quota {name}-2",
+        f"- WriteMode {name}-2",
+        f"- Pipeline {name}-2",
+        f"- Queue {name}-2 (with 2 messages)",
+    ]
+    refused = cli(*prune)
+    assert refused.code == 1
+    assert "pass --yes" in refused.err
+    assert cli("queue", "describe", f"{name}-2").code == 0
+    assert cli(*prune, "--yes", "--diff").out == dry
+    assert {change["action"] for change in cli(*prune, "-o", "json").json} == {"keep"}
+    exported = yaml.safe_load_all(cli("export").out)
+    assert {(one["kind"], one.get("name")) for one in exported} == {
+        (one["kind"], one.get("name")) for one in yaml.safe_load_all(text)
+    }
+
+
+def test_only_kinds_that_the_file_names_are_pruned(cli: Cli, name: str, manifest: Path) -> None:
+    cli("apply", "-f", manifest)
+    assert cli("apply", "-f", "-", "--prune", "--yes", stdin=f"kind: Quota\nnamespace: {name}\nperMinute: 1").code == 0
+    assert cli("queue", "describe", name).code == 0
+    assert cli("topic", "describe", name, "refunds").code == 0
+
+
+def test_quotas_of_the_settings_are_neither_exported_nor_pruned(
+    cli: Cli, postgres: EmbeddedPostgres, tmp_path: Path, name: str
+) -> None:
+    dsn = asyncio.run(new_database(postgres))
+    with serving(dsn, tmp_path, namespace_quotas=(("default", 10), (name, 5))) as configured:
+        server = ("--server", configured.url)
+        assert cli("export", *server).out == ""
+        file = f"kind: Quota\nnamespace: {name}\nperMinute: 7"
+        assert cli("apply", "-f", "-", "--prune", *server, stdin=file).out == f'applied Quota "{name}"\n'
+        assert cli("apply", "-f", "-", "--prune", *server, stdin=file).out == f'unchanged Quota "{name}"\n'
 
 
 def test_what_is_exported_changes_nothing_when_it_is_applied(
@@ -151,7 +195,7 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
         ("kind: WriteMode\nnamespace: x\nmode: fast", "mode is sync or buffered"),
         ("kind: Queue\nname: x\npaused: maybe", "paused is true or false"),
         ("kind: Quota\nnamespace: x\nperMinute: many", "perMinute is a whole number"),
-        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is no time"),
+        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "is not a time"),
         ("kind: ConsumerGroup\nname: g\nqueue: no-such-queue", "neither exists nor is in the file"),
         ("kind: Pipeline\nname: x\nsinks: {a: {console: true}}", "a Pipeline needs sources"),
         ("kind: Pipeline\nname: x\nsources: {a: {queue: q}}\nsinks: {b: {from: c, console: true}}", "c"),
@@ -208,3 +252,82 @@ def test_a_change_of_the_order_of_steps_changes_a_pipeline(cli: Cli, name: str, 
     other = text.replace(f"name: {name}", f"name: {name}-2", 1)
     cli("apply", "-f", "-", stdin=other)
     assert f'deleted Pipeline "{name}-2"' in cli("apply", "-f", "-", "--prune", "--yes", stdin=text).out
+
+
+@pytest.fixture(scope="module")
+def copy(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A second server."""
+    with serving(asyncio.run(new_database(postgres)), tmp_path_factory.mktemp("copy")) as served:
+        yield served
+
+
+_NAMES = st.sampled_from(("a", "b.c", "ü x", "d/e"))
+_SECONDS = st.sampled_from((0, 1, 60))
+_PLACES = st.sampled_from(("beginning", "end", "1h ago", "2026-04-26T10:59:28Z"))
+
+
+def _optional(**values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=values)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Some of everything, so that pruning reaches every kind."""
+    documents: list[dict[str, Any]] = []
+    queue_options = _optional(
+        leaseTime=st.sampled_from((1, 300)),
+        retryLimit=_SECONDS,
+        ttl=st.sampled_from((None, 10)),
+        retentionSeconds=_SECONDS,
+        retentionEnabled=st.booleans(),
+        encryptionEnabled=st.booleans(),
+        dedupWindowSeconds=st.sampled_from((None, 0, 60)),
+    )
+    labels = _optional(namespace=st.sampled_from(("", "n")), task=st.sampled_from(("", "t")), paused=st.booleans())
+    for queue in draw(st.sets(_NAMES, min_size=1, max_size=2)):
+        documents.append({"kind": "Queue", "name": queue, **draw(labels), "config": draw(queue_options)})
+        for group in draw(st.sets(_NAMES, min_size=1, max_size=2)):
+            options = draw(_optional(**{"seek-to": _PLACES, "paused": st.booleans()}))
+            documents.append({"kind": "ConsumerGroup", "name": group, "queue": queue, **options})
+    topic_options = _optional(max_retries=_SECONDS, ttl_seconds=st.sampled_from((None, 9)), at_most_once=st.booleans())
+    for namespace in draw(st.sets(_NAMES, min_size=1, max_size=2)):
+        options = draw(_optional(config=topic_options, paused=st.booleans()))
+        documents.append({"kind": "Topic", "namespace": namespace, "name": draw(_NAMES), **options})
+    for namespace in draw(st.sets(st.one_of(_NAMES, st.just("default")), min_size=1, max_size=2)):
+        documents.append({"kind": "Quota", "namespace": namespace, "perMinute": draw(_SECONDS)})
+    for namespace in draw(st.sets(_NAMES, min_size=1, max_size=2)):
+        documents.append(
+            {"kind": "WriteMode", "namespace": namespace, "mode": draw(st.sampled_from(("sync", "buffered")))}
+        )
+    pipeline = {"sources": {"s": {"queue": "a"}}, "sinks": {"k": {"from": "s", "console": True}}}
+    for name in draw(st.sets(st.sampled_from(("a", "b")), min_size=1)):
+        documents.append({"kind": "Pipeline", "name": name, **pipeline, **draw(_optional(trigger=st.just("1 minute")))})
+    return draw(st.permutations(documents))
+
+
+@given(manifests())
+@settings(
+    max_examples=8,
+    deadline=None,
+    # Servers make shrinking slow, and manifests are short as they are.
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_a_server_and_one_that_its_export_was_applied_to_are_alike(
+    cli: Cli, copy: Served, documents: list[dict[str, Any]]
+) -> None:
+    def apply(text: str, *options: str) -> list[tuple[str, str, str]]:
+        """What was done, which was what a dry run had said; nothing is left to do."""
+        command = ("apply", "-f", "-", "--prune", "--yes", *options, "-o", "json")
+        planned = cli(*command, "--dry-run", stdin=text)
+        done = cli(*command, stdin=text)
+        assert (done.code, done.err) == (0, "")
+        assert done.json == planned.json
+        assert {change["action"] for change in cli(*command, stdin=text).json} == {"keep"}
+        return [(change["action"], change["kind"], change["name"]) for change in done.json]
+
+    apply(yaml.safe_dump_all(documents))
+    exported = cli("export").out
+    assert {change[0] for change in apply(exported)} == {"keep"}
+    apply(exported, "--server", copy.url)
+    assert cli("export", "--server", copy.url).out == exported

@@ -91,5 +91,5 @@ def test_conditions_on_data() -> None:
     assert holds(grep='"id":4\\d')
     with pytest.raises(UserError, match="is none of path=value"):
         message_filter(["total"], None)
-    with pytest.raises(UserError, match="no regular expression"):
+    with pytest.raises(UserError, match="not a regular expression"):
         message_filter(None, "(")

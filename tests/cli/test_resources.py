@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
+from queen.client.sync import QueenSync
 from tests.cli.conftest import Cli, Served
 
 
@@ -142,7 +142,7 @@ def test_groups_are_moved_and_deleted(cli: Cli, name: str) -> None:
     assert cli("cg", "describe", name).json[name]["partitions"][0]["offsetLag"] == 0
     assert cli("cg", "describe", name, "-o", "table").out.splitlines()[1].split()[:3] == [name, "Default", "0"]
     assert cli("group", "describe", "nobody").code == 2
-    assert cli("group", "seek", name, name, "--to", "beginning", "--dry-run").out.startswith("would have")
+    assert cli("group", "seek", name, name, "--to", "beginning", "--dry-run").out.startswith("dry run: seek")
     assert (
         cli("group", "seek", name, name, "--to", "beginning").out
         == f"seek cg={name} queue={name} to=beginning partitions=1\n"
@@ -178,7 +178,7 @@ def test_a_queue_is_exported_imported_cleared_and_deleted(cli: Cli, name: str, t
     assert cli("queue", "delete", name, "--yes").code == 4
     missing = cli("queue", "describe", name)
     assert (missing.code, missing.out) == (2, "")
-    assert missing.err == "queen: Queue not found; queen queue list and queen topic list show what there is\n"
+    assert missing.err == "queen: Queue not found; queen queue list shows what there is\n"
 
 
 def test_items_of_a_topic(cli: Cli, name: str) -> None:
@@ -261,6 +261,46 @@ def test_streaming_queries_are_registered_and_their_state_is_shown(cli: Cli, nam
     assert cli("stream", "register", name, "--source", name, "--hash", "v2", "--reset").code == 0
 
 
+def test_keys_are_written_listed_and_deleted(cli: Cli, name: str) -> None:
+    assert cli("kv", "get", name, "k").code == 4
+    assert cli("kv", "put", name, "k", '{"a": 1}', "--expect", 0).out.startswith(f"put {name} k version=")
+    refused = cli("kv", "put", name, "k", "2", "--expect", 0)
+    assert refused.code == 2
+    assert "its version is" in refused.err
+    assert cli("kv", "get", name, "k").json == {"a": 1}
+    entry = cli("kv", "get", name, "k", "-o", "json").json
+    assert cli("kv", "set", name, "k", "[]", "--expect", entry["version"], "--ttl", "10m").code == 0
+    assert [cli("kv", "incr", name, "n", "--by", by).json for by in (1, 5, -2)] == [1, 6, 4]
+    assert cli("kv", "incr", name, "k").code != 0
+    assert cli("kv", "put", name, "k", "{").code == 1
+    lines = cli("kv", "list", name, "--prefix", "k", "-o", "table").out.splitlines()
+    assert lines[0].split() == ["KEY", "VALUE", "VERSION", "EXPIRES"]
+    assert [line.split()[:2] for line in lines[1:]] == [["k", "[]"]]
+    assert "-" not in lines[1].split()
+    assert {"namespace": name, "keys": 2} in cli("kv", "list", "-n", 1000).json
+    assert cli("kv", "list", name, "-o", "name").out == "k\nn\n"
+    assert cli("kv", "delete", name, "k", "--expect", 1).code == 4
+    assert cli("kv", "rm", name, "k").out == f"deleted {name} k\n"
+    assert cli("kv", "rm", name, "k").code == 4
+
+
+def test_locks_and_timers_are_listed_scheduled_and_cancelled(cli: Cli, server: Served, name: str) -> None:
+    with QueenSync(server.url) as queen, queen.lock(name, ttl=30):
+        lines = cli("lock", "list", "--prefix", name, "-o", "wide").out.splitlines()
+    assert lines[0].split() == ["NAME", "OWNER", "EXPIRES", "SINCE"]
+    assert lines[1].startswith(name)
+    assert "-" not in lines[1].split()
+    assert cli("locks", "ls", "--prefix", name).json == []
+    assert cli("timer", "schedule", name, "later", '{"n": 1}', "--in", "1h").out == f"scheduled {name} later in 1h\n"
+    assert cli("timer", "schedule", name, "soon", '{"n": 2}', "--in", "1ms", "--partition", "p").code == 0
+    (message,) = cli("pop", name, "--timeout", "30s").lines
+    assert (message["data"], message["partition"]) == ({"n": 2}, "p")
+    lines = cli("timer", "list", "--queue", name, "-o", "wide").out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["KEY", "QUEUE"], ["later", name]]
+    assert cli("timer", "cancel", name, "later").out == f"cancelled {name} later\n"
+    assert cli("timer", "cancel", name, "later").code == 4
+
+
 def test_maintenance_is_switched_on_and_off(cli: Cli) -> None:
     assert cli("maintenance", "on").code == 1
     assert cli("maintenance", "on", "--pop", "--yes").out == "pop-maintenance on\n"
@@ -268,37 +308,6 @@ def test_maintenance_is_switched_on_and_off(cli: Cli) -> None:
     assert "pop maintenance is on" in cli("doctor").out
     assert cli("maintenance", "off", "--pop").out == "pop-maintenance off\n"
     assert cli("maintenance", "get").json["maintenanceMode"] is False
-
-
-def test_doctor_finds_what_is_wrong_and_says_what_to_do(cli: Cli, server: Served, name: str) -> None:
-    rows = cli("doctor", "--database-url", server.dsn).json
-    findings = {row["check"]: row for row in rows}
-    for check in ("reachable", "version", "ready", "clock", "spool", "postgresql", "schema", "indexes", "connections"):
-        assert findings[check]["status"] == "ok", findings[check]
-    # The PostgreSQL of the tests runs without it.
-    assert {
-        "check": "setting",
-        "status": "fail",
-        "found": "fsync = off",
-        "remedy": "fsync = on, or a crash loses and corrupts data",
-    } in rows
-    ran = cli("doctor", "--database-url", server.dsn, "-o", "table")
-    assert ran.code == 2
-    assert "-> fsync = on" in ran.out
-    import asyncpg
-
-    async def spoil() -> None:
-        connection = await asyncpg.connect(server.dsn)
-        await connection.execute("ALTER INDEX queen.traces_by_message RENAME TO hidden_away")
-        await connection.close()
-
-    asyncio.run(spoil())
-    findings = {row["check"]: row for row in cli("doctor", "--database-url", server.dsn, "--problems").json}
-    assert findings["indexes"]["found"] == "missing: traces_by_message"
-    assert "reachable" not in findings
-    gone = cli("doctor", "--server", "http://127.0.0.1:1")
-    assert (gone.code, gone.json[0]["status"]) == (2, "fail")
-    assert cli("doctor", "--database-url", "postgresql://nobody@127.0.0.1:1/x").code == 2
 
 
 def test_bench_prints_percentiles(cli: Cli, name: str) -> None:

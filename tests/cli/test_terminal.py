@@ -23,12 +23,12 @@ def test_lists_are_tables_with_bold_headings_unless_colours_are_off(
 def test_deleting_asks_first(cli: Cli, terminal: OpenTerminal, name: str) -> None:
     cli("queue", "configure", name)
     refused = terminal("queue", "delete", name)
-    refused.until("Go on?")
+    refused.until("Continue?")
     refused.press("n\n")
     assert refused.ended() == 1
     assert "nothing was changed" in refused.text
     agreed = terminal("queue", "delete", name)
-    agreed.until("Go on?")
+    agreed.until("Continue?")
     agreed.press("y\n")
     assert agreed.ended() == 0
     assert cli("queue", "describe", name).code == 2

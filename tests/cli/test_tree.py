@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from queen.cli.app import ENTRIES, tree
+from queen.cli.common.arguments import complete_queues
+from queen.cli.common.session import OPTIONS_KEY
 from queen.cli.common.tree import example_of, reference, walk
 from tests.cli.conftest import Cli
 
@@ -93,7 +95,7 @@ def test_help_goes_to_stdout(no_server: Cli) -> None:
         (["queue", "configure", "q", "--lease-time", "-1"], "queen: Invalid value for '--lease-time'"),
         (["pop"], "queen: name a queue, or --namespace or --task"),
         (["completion", "tcsh"], "queen: there is completion for bash"),
-        (["replay", "q", "--cg", "g", "--to", "soon"], "queen: Invalid value: 'soon' is no time"),
+        (["replay", "q", "--cg", "g", "--to", "soon"], "queen: Invalid value: 'soon' is not a time"),
         (["queue", "list", "-o", "xml"], "queen: no output format 'xml'"),
         (["docs", "--topic", "cooking"], "queen: there are pages about cli"),
     ],
@@ -113,16 +115,48 @@ def test_completion_scripts_call_the_command(no_server: Cli, shell: str) -> None
     assert "_QUEEN_COMPLETE" in ran.out
 
 
-def test_completion_offers_commands_and_options() -> None:
-    def offered(words: str) -> str:
-        number = len(words.split()) - (not words.endswith(" "))
-        environment = dict(os.environ) | {"_QUEEN_COMPLETE": "complete_bash", "COMP_WORDS": words}
-        environment["COMP_CWORD"] = str(number)
-        ended = subprocess.run(
-            [sys.executable, "-m", "queen.cli"], capture_output=True, text=True, check=True, env=environment
-        )
-        return ended.stdout
+BASH = """
+source <(queen completion bash)
+complete -p queen >/dev/null
+while read -r -a COMP_WORDS; do
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    [ "${COMP_WORDS[$COMP_CWORD]}" = _ ] && COMP_WORDS[$COMP_CWORD]=
+    _queen_completion queen
+    echo "${COMPREPLY[@]}"
+done
+"""
+"""Completes what it reads, word by word; `_` is a word that was not begun."""
 
-    assert "describe" in offered("queen queue ")
-    assert "--lease-time" in offered("queen queue configure q --")
-    assert offered("queen que").split() == ["queue"]
+
+def test_bash_completes_commands_options_and_names_of_the_server(cli: Cli, name: str) -> None:
+    for queue in ("a", "b"):
+        cli("push", f"{name}-{queue}", "--data", "1")
+    cli("pop", f"{name}-a", "--cg", f"{name}-group")
+    lines = [
+        "queen que",
+        "queen queue _",
+        "queen queue configure q --le",
+        f"queen status {name}",
+        f"queen cg seek {name}",
+    ]
+    bin_path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    shell = subprocess.run(
+        ["bash", "-c", BASH],
+        input="\n".join([*lines, ""]),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PATH": bin_path},
+    )
+    commands, subcommands, options, queues, groups = shell.stdout.splitlines()
+    assert commands == "queue"
+    assert {"list", "describe", "pause"} <= set(subcommands.split())
+    assert options == "--lease-time"
+    assert queues == f"{name}-a {name}-b"
+    assert groups == f"{name}-group"
+
+
+def test_completion_says_nothing_of_a_server_that_does_not_answer(no_server: Cli) -> None:
+    context = tree().make_context("queen", ["status"], resilient_parsing=True)
+    context.meta[OPTIONS_KEY] = {"server": "http://127.0.0.1:1"}
+    assert complete_queues(context, "") == []

@@ -131,7 +131,7 @@ async def test_full_queue_makes_the_buffer_wait(api: Api, queen: Queen) -> None:
     with pytest.raises(PushError, match="max capacity"):
         await queen.flush_all_buffers()
     while len(got) < 10:
-        messages = await api.pop("q", batch=10, wait=True, timeout=5000)
+        messages = await api.pop("q", batch=10, wait=True, timeout=60_000)
         got += [message["data"] for message in messages]
         await api.ack(messages)
     assert got == list(range(10))

@@ -255,7 +255,7 @@ async def test_stopping_consumer_that_waits_does_not_wait_out_its_poll(queen: Qu
     consuming = asyncio.ensure_future(queen.topic("ns", "t").concurrency(3).consume(handle, signal=stop))
     await queen.request("GET", "/health")
     stop.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await consuming
 
 
@@ -389,7 +389,7 @@ async def test_schedule_enqueues_each_tick_once_however_many_run_it(
 
 async def enqueued(queen: Queen, count: int) -> None:
     """Wait until a topic has so many items, due or not."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while True:
             if len(await queen.topic("ns", "t").peek(100, delayed=True)) >= count:
                 return

@@ -50,6 +50,7 @@ PAGES = {
     "postgres": "/system?tab=postgres",
     "shards": "/shards",
     "maintenance": "/maintenance",
+    "migration": "/migration?host=db-new.internal&audit=leave",
     "settings": "/settings",
     "audit": "/audit",
 }

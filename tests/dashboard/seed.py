@@ -22,8 +22,7 @@ import aiohttp
 import asyncpg
 import msgspec
 
-from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
-from queen.wire.task_apps import (
+from queen.wire.api.resources.tasks import (
     APPLICATION_KEY,
     WORKER_PREFIX,
     FailedAttempt,
@@ -34,6 +33,7 @@ from queen.wire.task_apps import (
     TaskWork,
     WorkerReport,
 )
+from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 
 CITIES: Final = ("Turin", "Lisbon", "Ghent", "Oslo", "Porto", "Graz", "Lyon", "Bergen")
 ERRORS: Final = (

@@ -396,6 +396,18 @@ def test_replay_of_an_archive_is_a_command(window: Window) -> None:
     expect(page.get_by_label("Command", exact=True)).to_contain_text("queen pipeline replay /data/archive")
 
 
+def test_migration_names_its_target_and_leaves_behind_what_was_chosen(window: Window) -> None:
+    page = window.visit("/migration")
+    page.locator("[name=host]").fill("db'new")
+    page.locator("[name=host]").press("Tab")
+    expect(page.get_by_label("Target", exact=True)).to_contain_text("TARGET='postgresql://queen@db'\\''new:5432/queen")
+    copy = page.get_by_label("Copy", exact=True).last
+    expect(copy).not_to_contain_text("exclude-table-data")
+    page.get_by_role("group", name="Traces").get_by_role("button", name="leave").click()
+    expect(copy).to_contain_text("--exclude-table-data='queen.trace_names' --dbname=\"$SOURCE\" |")
+    assert page.url.endswith("&traces=leave")
+
+
 @pytest.mark.parametrize(("kind", "field"), [("push", "maintenanceMode"), ("pop", "popMaintenanceMode")])
 def test_maintenance_is_switched_on_shown_everywhere_and_undone(
     window: Window, site: Site, kind: str, field: str

@@ -24,7 +24,7 @@ PAGES = {
     "/queues/orders?tab=options": "dlqAfterMaxRetries",
     "/consumers": "fraud-check",
     "/consumers/billing": "customer-7",
-    "/messages?range=all&queue=orders": "customer-7",
+    "/messages?range=all&queue=orders": '"kind": "order", "customer"',
     "/dead-letters?queue=orders": "card_declined: the issuer refused the payment",
     "/dead-letters?queue=orders&tab=report": "TimeoutError: payment gateway did not answer within",
     "/traces": "refund-88",
@@ -49,6 +49,7 @@ PAGES = {
     "/system?tab=connections": "GET /api/v1/system/connections",
     "/shards": "What lives where",
     "/maintenance": "Pop maintenance",
+    "/migration?host=db-new&user=shop&audit=leave": "postgresql://shop@db-new:5432/queen?sslmode=require",
     "/settings": "NUM_WORKERS",
     "/audit": "POST /api/v1/configure",
 }

@@ -114,7 +114,7 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
             expect(page.locator("main").get_by_role("button", name=button, exact=True).first).to_be_visible()
         for button in others:
             expect(page.locator("main").get_by_role("button", name=button, exact=True)).to_have_count(0)
-    for name in ("Audit log", "Settings", "Spool & maintenance"):
+    for name in ("Audit log", "Settings", "Spool & maintenance", "Migration"):
         expect(page.get_by_role("link", name=name)).to_have_count(1 if role == "admin" else 0)
     assert watch.problems() == []
     page.get_by_role("button", name="Sign out").click()

@@ -26,7 +26,7 @@ from tests.support.ageing import block_until
 from tests.support.ports import free_port
 from tests.support.workers import worker_processes
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 100.0
 
 
 class _Process:
@@ -47,7 +47,7 @@ class _Process:
     def stop(self) -> None:
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(30)
+            self._process.wait(100)
             self._process = None
 
     def get(self, path: str, **query: str) -> Any:
@@ -62,7 +62,7 @@ class _Process:
     def call(self, path: str, body: bytes | None = None, method: str | None = None) -> Any:
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=body, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=100) as answer:
             text = answer.read()
             return json.loads(text) if text else None
 
@@ -207,7 +207,7 @@ class Load:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(0.1):
+        while not self._over.wait(0.25):
             with suppress(OSError):
                 self._once()
 
@@ -268,7 +268,7 @@ def push_twice(server: Server, queue: str, policy: str) -> None:
 
 
 class Prometheus(_Process):
-    """Debian's Prometheus, which scrapes and evaluates four times a second."""
+    """Debian's Prometheus, which scrapes and evaluates twice a second."""
 
     def __init__(self, directory: Path, targets: Iterable[str], rules: dict[str, str]) -> None:
         super().__init__(directory, "/-/ready")
@@ -276,7 +276,7 @@ class Prometheus(_Process):
         for name, text in rules.items():
             (directory / name).write_text(text)
         configuration = {
-            "global": {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "250ms"},
+            "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"},
             "rule_files": list(rules),
             "scrape_configs": [
                 {

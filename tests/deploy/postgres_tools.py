@@ -13,7 +13,7 @@ from typing import Final
 from queen.embedded import EmbeddedPostgres
 from queen.embedded.account import account_for
 from queen.embedded.configuration import find_binaries
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from tests.support.api import Api
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import pytest
 
 from queen.embedded import EmbeddedPostgres
 from queen.embedded.account import account_for
@@ -133,6 +134,7 @@ async def test_a_spool_that_is_kept_with_its_dump_is_replayed_once(
         await postgres_tool("dropdb", "--force", f"--maintenance-db={postgres.dsn()}", "spooled")
 
 
+@pytest.mark.soak
 async def test_a_base_backup_and_the_archive_bring_back_any_moment(tmp_path: Path) -> None:
     archive = tmp_path / "archive"
     archive.mkdir()

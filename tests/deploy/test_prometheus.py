@@ -1,4 +1,7 @@
-"""A real Prometheus scrapes a real server: every panel and every rule has data, and alerts fire at real faults."""
+"""A real Prometheus scrapes a real server: every panel and every rule has data, and alerts fire at real faults.
+
+That every alert fires at the samples of its fault is in test_rules.py. Here `make test` has those that matter most.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,9 @@ from queen.wire.pipelines import STATUS_FILE, PipelineState, PipelineStatus, wri
 from tests.deploy.monitored import Load, Prometheus, Redis, Server, lose_lock, overfill
 from tests.deploy.tools import DEPLOY, tool
 from tests.support.ageing import block_until
+
+# Two waits for Prometheus, each of which a busy machine may draw out.
+pytestmark = pytest.mark.timeout(300)
 
 DASHBOARDS: Final = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))
 RULES: Final = DEPLOY / "prometheus"
@@ -192,6 +198,7 @@ def test_lag_that_grows_fires_until_it_is_consumed(watched: Watched) -> None:
     block_until(lambda: "QueenConsumerLagGrowing" not in prometheus.firing(), "QueenConsumerLagGrowing stops")
 
 
+@pytest.mark.soak
 def test_a_queue_without_consumers_fires_until_it_has_one(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
 
@@ -230,6 +237,7 @@ def test_a_postgresql_that_does_not_answer_fires_until_it_does(watched: Watched)
     block_until(lambda: not faults & set(prometheus.firing()), f"{faults} stop")
 
 
+@pytest.mark.soak
 def test_clients_beyond_a_quota_fire_until_they_keep_to_it(watched: Watched) -> None:
     def fires() -> bool:
         return "QueenRequestsThrottled" in watched.prometheus.firing()
@@ -247,6 +255,7 @@ def enqueue(server: Server, namespace: str, count: int) -> None:
     server.post("/api/v1/topics/enqueue", [{"namespace": namespace, "topic": "jobs", "data": 1}] * count)
 
 
+@pytest.mark.soak
 def test_a_redis_that_is_down_fires_until_it_is_back(watched: Watched) -> None:
     tool("redis-server")
     watched.redis.kill()
@@ -267,6 +276,7 @@ def test_dead_letters_fire_while_they_are_new(watched: Watched) -> None:
     block_until(lambda: "QueenDeadLetters" not in prometheus.firing(), "QueenDeadLetters stops")
 
 
+@pytest.mark.soak
 def test_maintenance_that_was_forgotten_fires_until_it_is_off(watched: Watched) -> None:
     server, prometheus = watched.server, watched.prometheus
     server.post("/api/v1/system/maintenance/pop", {"enabled": True})
@@ -323,6 +333,7 @@ def test_a_slow_postgresql_fires(watched: Watched) -> None:
     check_fires_and_stops(watched, "QueenRequestsSlow", pause)
 
 
+@pytest.mark.soak
 def test_connections_that_break_fire(watched: Watched) -> None:
     check_fires_and_stops(
         watched,
@@ -387,6 +398,7 @@ def maintain(server: Server, enabled: bool) -> None:
     server.post("/api/v1/system/maintenance", {"enabled": enabled})
 
 
+@pytest.mark.soak
 def test_timers_that_do_not_fire_fire_their_alert(watched: Watched) -> None:
     timer = {"op": "schedule", "queue": "reminders", "timerKey": "late", "payload": "MQ==", "delayMs": 2000}
     watched.server.post("/api/v1/timers", {"operations": [timer]})
@@ -394,14 +406,17 @@ def test_timers_that_do_not_fire_fire_their_alert(watched: Watched) -> None:
     check_fires_and_stops(watched, "QueenTimersLate", lambda: None, lambda: maintain(watched.server, False))
 
 
+@pytest.mark.soak
 def test_locks_that_are_lost_fire(watched: Watched) -> None:
     check_fires_and_stops(watched, "QueenLocksLost", lambda: lose_lock(watched.server))
 
 
+@pytest.mark.soak
 def test_ephemeral_queues_that_are_full_fire(watched: Watched) -> None:
     check_fires_and_stops(watched, "QueenEphemeralQueueFull", lambda: overfill(watched.server))
 
 
+@pytest.mark.soak
 def test_a_spool_that_is_not_drained_fires(watched: Watched) -> None:
     server = watched.server
     maintain(server, True)
@@ -418,6 +433,7 @@ def test_buffered_items_that_cannot_be_stored_fire(watched: Watched) -> None:
         check_fires_and_stops(watched, "QueenTopicBreakerOpen", lambda: None, watched.server.unlock)
 
 
+@pytest.mark.soak
 def test_a_spool_that_cannot_be_written_to_fires(watched: Watched) -> None:
     server = watched.server
 
@@ -470,6 +486,7 @@ def test_a_spool_file_that_is_damaged_fires(watched: Watched) -> None:
     check_fires_and_stops(watched, "QueenSpoolDamaged", lambda: None)
 
 
+@pytest.mark.soak
 def test_duplicates_that_are_looked_up_fire(watched: Watched) -> None:
     items = [{"queue": "again", "payload": 1, "transactionId": "the same"}]
     check_fires_and_stops(
@@ -477,6 +494,7 @@ def test_duplicates_that_are_looked_up_fire(watched: Watched) -> None:
     )
 
 
+@pytest.mark.soak
 def test_more_queues_than_are_shown_fire(watched: Watched) -> None:
     server = watched.server
     names = [f"many-{number}" for number in range(MOST_QUEUES)]
@@ -489,6 +507,7 @@ def test_more_queues_than_are_shown_fire(watched: Watched) -> None:
     check_fires_and_stops(watched, "QueenMetricsTruncated", lambda: None, delete)
 
 
+@pytest.mark.soak
 def test_pipelines_that_fail_or_fall_silent_fire(watched: Watched) -> None:
     """What a pipeline writes about itself, as it does."""
     directory = watched.server.data / "pipelines" / "leads"

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import asyncpg
+import pytest
 
 from queen.embedded import EmbeddedPostgres
 from queen.storage.migrate import migrate
@@ -28,6 +29,7 @@ def production_settings() -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in left_out}
 
 
+@pytest.mark.soak
 async def test_a_synchronous_standby_takes_over_with_all_that_was_answered(tmp_path: Path) -> None:
     settings = production_settings() | {"fsync": "off"}
     password = tmp_path / "password"

@@ -36,7 +36,7 @@ def attempt(
     *command: str | Path, env: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env=env, input=stdin, timeout=60, check=False
+        [str(part) for part in command], capture_output=True, text=True, env=env, input=stdin, timeout=100, check=False
     )
 
 

@@ -17,7 +17,7 @@ from tests.support.database import Connection, Stored, stored_messages
 
 SHARED = "shared"
 _BACKOFF_SECONDS = 0.05
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 100.0
 
 
 class Client:

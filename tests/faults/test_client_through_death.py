@@ -49,7 +49,7 @@ async def test_everything_buffered_is_handled_although_workers_are_killed(victim
             if number % 100 == 0:
                 await asyncio.sleep(0.05)
         await flush(queen)
-        await asyncio.wait_for(consuming, 60)
+        await asyncio.wait_for(consuming, 100)
         await killing
 
     assert set(handled) == set(range(MESSAGES))
@@ -58,7 +58,7 @@ async def test_everything_buffered_is_handled_although_workers_are_killed(victim
 
 async def flush(queen: Queen) -> None:
     """Again, when no worker was there to take it: what could not be sent has stayed in the buffer."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while True:
             try:
                 return await queen.flush_all_buffers()
@@ -89,7 +89,7 @@ async def test_every_item_of_a_topic_is_handled_although_workers_are_killed(vict
         victim.workers()[0].kill()
         # Whatever the worker did with it, there is one of it.
         await queen.topic("ns", "jobs").idempotency_key("last").enqueue(count)
-        await asyncio.wait_for(consuming, 60)
+        await asyncio.wait_for(consuming, 100)
         counts = await queen.topic("ns", "jobs").counts()
 
     assert set(handled) == set(range(count + 1))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -38,14 +37,6 @@ async def restarted(server: RedisServer) -> None:
 FAULTS: list[Fault] = [killed, paused, emptied, restarted]
 
 
-@pytest.fixture
-async def redis_server(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    await server.start()
-    yield server
-    await server.kill()
-
-
 async def left(connection: Connection) -> dict[str, list[object]]:
     """What PostgreSQL knows of items that are not done."""
     queries = {
@@ -58,14 +49,14 @@ async def left(connection: Connection) -> dict[str, list[object]]:
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_the_order_holds_and_nothing_is_lost_or_retried(
-    fault: Fault, redis_server: RedisServer, start_server: StartServer
+    fault: Fault, redis: RedisServer, start_server: StartServer
 ) -> None:
-    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
+    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis.address))
     await topics.enqueue(*(item(n) for n in range(100)))
     await heat(topics)
     first = await topics.dequeue(limit=10)
     assert depth(topics) == 90
-    await fault(redis_server)
+    await fault(redis)
     await topics.enqueue(item("urgent", priority=-1))
     second = await topics.dequeue(limit=20)
     assert values(first + second) == [*range(10), "urgent", *range(10, 29)]
@@ -76,38 +67,38 @@ async def test_the_order_holds_and_nothing_is_lost_or_retried(
     assert (await topics.counts()) == {"ready": 0, "delayed": 0, "leased": 0, "dead": 0}
 
 
-async def test_ready_queues_come_back_with_redis(redis_server: RedisServer, start_server: StartServer) -> None:
-    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
+async def test_ready_queues_come_back_with_redis(redis: RedisServer, start_server: StartServer) -> None:
+    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis.address))
     await topics.enqueue(*(item(n) for n in range(100)))
     await heat(topics)
-    await redis_server.kill()
+    await redis.kill()
     assert values(await topics.dequeue(limit=5)) == list(range(5))
     assert buffers(topics).by_topic == {}
-    await redis_server.start()
+    await redis.start()
     await heat(topics)
     assert values(await topics.dequeue(limit=5)) == list(range(5, 10))
     assert depth(topics) == 90
 
 
 async def test_a_redis_that_goes_back_in_time_hands_nothing_out_twice(
-    redis_server: RedisServer, start_server: StartServer
+    redis: RedisServer, start_server: StartServer
 ) -> None:
-    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
+    topics = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis.address))
     await topics.enqueue(*(item(n) for n in range(50)))
     await heat(topics)
     (buffer,) = buffers(topics).by_topic.values()
     key = f"queen:ready:{{{buffer.topic.id}}}"
     # A replica that takes over may not have heard of the last changes.
-    before = await redis_server.call("DUMP", key)
+    before = await redis.call("DUMP", key)
     assert isinstance(before, bytes)
     assert values(await topics.dequeue(limit=10)) == list(range(10))
-    await redis_server.call("RESTORE", key, 0, before, "REPLACE")
+    await redis.call("RESTORE", key, 0, before, "REPLACE")
     assert values(await topics.dequeue(limit=10)) == list(range(10, 20))
     assert values(await topics.dequeue(limit=100)) == list(range(20, 50))
 
 
-async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServer, start_server: StartServer) -> None:
-    with_redis = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis_server.address))
+async def test_a_host_without_redis_sees_the_same_order(redis: RedisServer, start_server: StartServer) -> None:
+    with_redis = TopicApi(await start_server(topic_ready_queues="on", redis_addrs=redis.address))
     without = TopicApi(await start_server(topic_ready_queues="on"))
     await with_redis.enqueue(*(item(n) for n in range(50)))
     await heat(with_redis)
@@ -116,10 +107,11 @@ async def test_a_host_without_redis_sees_the_same_order(redis_server: RedisServe
     assert values(await without.dequeue(limit=100)) == list(range(20, 50))
 
 
+@pytest.mark.soak
 async def test_under_load_every_item_is_acked_once(
-    redis_server: RedisServer, start_server: StartServer, connection: Connection
+    redis: RedisServer, start_server: StartServer, connection: Connection
 ) -> None:
-    settings = {"redis_addrs": redis_server.address, "redis_timeout_ms": 1000, "topic_ready_queues": "on"}
+    settings = {"redis_addrs": redis.address, "redis_timeout_ms": 1000, "topic_ready_queues": "on"}
     servers = [TopicApi(await start_server(n, num_workers=2, **settings)) for n in range(2)]
     total = 3000
     acked: list[int] = []
@@ -144,15 +136,15 @@ async def test_under_load_every_item_is_acked_once(
             async def goes_on(before: int = len(acked)) -> bool:
                 return len(acked) > before + 100 or len(acked) >= total
 
-            await fault(redis_server)
+            await fault(redis)
             await until(goes_on, 60)
             if fault is paused:
-                redis_server.resume()
+                redis.resume()
             if fault is killed:
-                await redis_server.start()
+                await redis.start()
 
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(100):
             await asyncio.gather(produce(), disturb(), *(consume(servers[n % 2]) for n in range(4)))
     except TimeoutError:
         pytest.fail(f"{len(acked)} acked, all enqueued: {enqueued.is_set()}; left: {await left(connection)}")

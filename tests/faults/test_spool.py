@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from queen.server import Worker
+from queen.server.worker import Worker
 from tests.conftest import StartServer
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing, stored_when_replayed
 from tests.support.ageing import until
@@ -27,7 +27,7 @@ async def switch_maintenance(url: str, enabled: bool) -> None:
     await client.close()
 
 
-@pytest.mark.parametrize("window", [0, 3600])
+@pytest.mark.parametrize("window", [0, pytest.param(3600, marks=pytest.mark.soak)])
 async def test_servers_killed_during_replay_store_everything_once(
     dsn: str, connection: Connection, tmp_path: Path, window: int
 ) -> None:

@@ -176,12 +176,12 @@ async def test_a_flush_whose_outcome_is_unknown_is_not_made_twice(
         await topics.enqueue(item(round))
         await until(partial(has_lost, proxy, round + 1))
         # Served and acked while the flusher does not know yet that it was stored.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             id = None
             while id is None:
                 id = await connection.fetchval("DELETE FROM queen.topic_items RETURNING id")
     await topics.enqueue(item("last"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while True:
             answer = await topics.call("GET", "/dequeue", namespace="ns", topic="t", wait=True)
             if answer.status == 200 and answer.body:
@@ -206,7 +206,7 @@ async def test_two_hosts_buffer_for_the_same_namespace_and_agree_on_keys(
     assert len({ids[2] for ids in answers}) == 1
     ids = {id for ids in answers for id in ids}
     assert len(ids) == 101
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             if await connection.fetchval("SELECT count(*) FROM queen.topic_items") == 101:
                 break

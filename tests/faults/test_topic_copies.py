@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
-
-import pytest
 
 from queen.redis.stores import RedisCopies
 from tests.conftest import StartServer
@@ -18,14 +15,6 @@ from tests.support.proxy import Proxy
 from tests.support.topic_api import TopicApi, item, values
 
 BUFFERED = (("ns", "buffered"),)
-
-
-@pytest.fixture
-async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    await server.start()
-    yield server
-    await server.kill()
 
 
 async def stored(connection: Connection) -> set[int]:

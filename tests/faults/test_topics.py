@@ -147,7 +147,7 @@ async def test_dequeues_that_wait_outlive_an_absence_of_postgres(
             refused = await api.call("GET", path, namespace="ns", **query)
             assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
         assert not parked.done()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         late = item("late", "t", "ns", idempotency_key="late")
         while True:
             if (await api.call("POST", "/api/v1/topics/enqueue", [late])).status == 200:

@@ -24,7 +24,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from queen.errors import SettingsError
 from queen.http.api.messages import messaging
 from queen.http.tracing import Tracing
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from queen.telemetry import span_exporters
 from tests.cli.serve.test_serve import queen, started
@@ -326,5 +326,5 @@ async def test_spans_without_the_sdk_are_refused_at_the_start(monkeypatch: pytes
         assert await served.ended() == 1
     assert served.lines[0] == (
         "queen: OTEL_TRACES_EXPORTER=otlp asks for spans, and OpenTelemetry's SDK is not installed: "
-        "pip install 'queen-broker[server,otel]', or unset the variable"
+        "pip install '.[server,otel]' in a clone, or unset the variable"
     )

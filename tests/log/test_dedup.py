@@ -197,7 +197,7 @@ async def test_pushes_and_transactions_over_few_ids_store_each_once(
                 for item, result in zip(items, answer.body, strict=True):
                     answered.append((item["partition"], item["transactionId"], result["status"], result["message_id"]))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await asyncio.gather(*(client(number) for number in range(24)))
     for partition in "ab":
         stored = await stored_messages(connection, "q", partition)

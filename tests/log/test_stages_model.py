@@ -259,7 +259,7 @@ async def test_pushes_pass_while_a_large_batch_is_copied_and_their_ids_count(
 
     async def push_when_copied(name: str, *args: Any) -> list[Any]:
         if name == "stage_flush":
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 await api.push(QUEUE, {}, partition="a", ids=[next(pushed)])
         return await fetch(name, *args)
 

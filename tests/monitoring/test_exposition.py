@@ -11,7 +11,7 @@ import aiohttp
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from queen.server import Worker
+from queen.server.worker import Worker
 from tests.acceptance.served import served
 from tests.conftest import StartServer
 from tests.support.ageing import until

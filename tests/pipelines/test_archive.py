@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from queen.errors import QueenError
+from queen.pipelines.archive_files import reading
 from queen.pipelines.declaration import ONCE
 from queen.pipelines.errors import AlreadyRunning, ArchiveError, PipelineError
 from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
@@ -210,7 +211,7 @@ async def test_small_files_are_joined_and_the_messages_stay(archiving: Archiving
     before = Manifest(archiving.root).snapshot()
     assert len([file for file in before.files if file.rows]) >= 4
     compact(archiving.root)
-    done = compact(archiving.root, running_hour=True)
+    done = compact(f"file://{archiving.root}", running_hour=True)
     after = Manifest(archiving.root).snapshot()
     assert after.rows == before.rows == 4
     assert done.files_after < done.files_before
@@ -270,8 +271,11 @@ async def test_two_archivers_of_one_archive_are_one_too_many(tmp_path: Path) -> 
 
 
 async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="is no archive; make one with"):
+    with pytest.raises(ArchiveError, match="is not an archive; make one with"):
         compact(tmp_path)
+    Manifest(tmp_path).create()
+    with reading(f"file://{tmp_path}") as view:
+        assert view.queues() == []
 
 
 def test_a_replay_reports_how_far_it_is(tmp_path: Path) -> None:

@@ -124,11 +124,16 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
         (("run", "nowhere.yaml"), "there is no file nowhere.yaml"),
         (("status", "nobody"), "no pipeline 'nobody' has run here"),
         (("stop", "nobody"), "no pipeline 'nobody' has run here"),
-        (("compact", "."), ". is no archive; make one with"),
+        (("compact", "."), ". is not an archive; make one with"),
         (("replay", ".", "--from", "yesterday"), "--from yesterday: expected a time"),
         (("replay", ".", "--speed", "0"), "--speed 0: expected a number above 0"),
         (("archive", "q", "--to", "x", "--every", "often"), "--every often: expected a length of time"),
+        (("archive", "", "--to", "x"), "the name of a queue must not be empty (at argument 1)"),
+        (("archive", "q", "q", "--to", "x"), "queue 'q' is named twice"),
         (("rollup", "--every", "often"), "--every often: expected a length of time"),
+        (("rollup", "--until", "soon"), "--until soon: expected a time"),
+        (("dlq-report", "--from", "yesterday"), "--from yesterday: expected a time"),
+        (("reconcile", "."), ". is no archive; make one with"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(

@@ -13,7 +13,7 @@ from queen.pipelines.declaration import Dedup, Frame, Join, SinkKind, Sql, Windo
 from queen.pipelines.errors import DeclarationError, PipelineError
 from queen.pipelines.example import leads
 from queen.pipelines.loading import load
-from queen.wire.durations import milliseconds
+from queen.wire.times import duration_ms
 
 _YAML = """\
 pipeline: leads
@@ -281,4 +281,4 @@ def test_the_inputs_of_a_query_are_found(query: str, tables: tuple[str, ...]) ->
     [("30 seconds", 30_000), ("5m", 300_000), ("1 hour 30 min", 5_400_000), ("", None), ("1", None), ("2 moons", None)],
 )
 def test_lengths_of_time_are_read(text: str, length: int | None) -> None:
-    assert milliseconds(text) == length
+    assert duration_ms(text) == length

@@ -20,7 +20,7 @@ from queen.pipelines.lineage.runs import RunLineage, run_lineage
 from queen.pipelines.loading import load
 from queen.pipelines.run import Run, RunOptions
 from queen.pipelines.session import Connection
-from queen.wire.pipelines import PipelineState, PipelineStatus
+from queen.wire.pipelines import PipelineStatus
 from tests.pipelines.running import Runner
 from tests.support.ageing import block_until
 from tests.support.lineage import Backend, backend
@@ -107,28 +107,29 @@ async def test_a_failure_is_told_with_its_cause(lineage: Backend, runner: Runner
     assert lineage.types("sales")[-1] == "FAIL"
 
 
-async def test_events_go_to_a_file_where_the_configuration_says_so(runner: Runner, tmp_path: Path) -> None:
-    runner.batch({"shop": "a", "amount": 50})
+def test_events_go_to_a_file_where_the_configuration_says_so(tmp_path: Path) -> None:
     (tmp_path / "openlineage.yml").write_text(
         f"transport:\n  type: file\n  log_file_path: {tmp_path / 'events.ndjson'}\n  append: true\n"
     )
-    await run(runner, PIPELINE)
+    with job_run("replay-archive", [path_dataset("/archive")], []):
+        pass
     events = [json.loads(line) for line in (tmp_path / "events.ndjson").read_text().splitlines()]
-    assert [one["eventType"] for one in events if one["job"]["name"] == "sales.kept"] == ["START", "COMPLETE"]
+    assert [(one["job"]["name"], one["eventType"]) for one in events] == [
+        ("replay-archive", "START"),
+        ("replay-archive", "COMPLETE"),
+    ]
 
 
-async def test_a_backend_that_refuses_everything_is_logged_once_and_the_run_is_done(
-    runner: Runner, caplog: pytest.LogCaptureFixture, tmp_path: Path
+def test_a_backend_that_refuses_everything_is_logged_once_and_the_run_is_done(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    runner.batch({"shop": "a", "amount": 50})
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     config = tmp_path / "lineage.yml"
     config.write_text(f"transport: {{type: http, url: 'http://127.0.0.1:{port}', retry: {{total: 1}}}}\n")
     os.environ["OPENLINEAGE_CONFIG"] = str(config)
-    with caplog.at_level(logging.WARNING):
-        status = await run(runner, PIPELINE)
-    assert status.state is PipelineState.DONE
+    with caplog.at_level(logging.WARNING), job_run("replay-archive", [], []) as job:
+        assert job is not None
     (record,) = [record for record in caplog.records if record.threadName == "openlineage"]
     assert "lineage events cannot be sent, which does not affect the run" in record.getMessage()
 

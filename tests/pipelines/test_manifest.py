@@ -187,7 +187,7 @@ def test_what_killed_runs_left_behind_is_collected(manifest: Manifest) -> None:
 
 
 def test_a_directory_without_a_manifest_is_no_archive(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="is no archive"):
+    with pytest.raises(ArchiveError, match="is not an archive"):
         Manifest(tmp_path).snapshot()
 
 

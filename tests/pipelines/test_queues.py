@@ -6,6 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import deltalake
 import pytest
 
 from queen.pipelines.errors import DeclarationError
@@ -29,7 +30,9 @@ async def test_results_are_written_each_time_they_change(
         pipeline: totals
         sources: {clicks: {queue: clicks, rows_per_batch: 2}}
         steps: {totals: {sql: "SELECT partition AS who, sum(int(payload)) AS total FROM clicks GROUP BY partition"}}
-        sinks: {changes: {from: totals, queue: changes, partition: who, mode: update}}
+        sinks:
+          changes: {from: totals, queue: changes, partition: who, mode: update}
+          newest: {from: totals, delta: DIR/newest, key: who, mode: update}
         """
     )
     await api.push("clicks", 1, 5, partition="a")
@@ -43,6 +46,8 @@ async def test_results_are_written_each_time_they_change(
         ("b", 1),
         ("b", 3),
     ]
+    newest = deltalake.DeltaTable(str(runner.directory / "newest")).to_pyarrow_table().to_pylist()
+    assert {row["who"]: row["total"] for row in newest} == {"a": 6, "b": 3}
     # Each batch is published under the id of its query, so one that is done again is published once.
     assert await connection.fetchval("SELECT max(batch) FROM queen.stage_runs") == 1
 
@@ -104,13 +109,16 @@ async def test_a_pipeline_that_was_declared_on_the_server_is_run_by_its_name(
         ("queue: q, min_rows_per_batch: 2, max_delay: soon", "console: true", "max_delay: 'soon' is not a length"),
         ("queue: q, min_rows_per_batch: 9, rows_per_batch: 2", "console: true", "(9) must not be above"),
         ("queue: q, bytes_per_batch: none", "console: true", "'bytes_per_batch' must be a whole number above 0"),
-        ("queue: q, max_read_share: 1.5", "console: true", "'max_read_share' must be a share of the time from"),
+        ("queue: q, max_read_share: 1.5", "console: true", "'max_read_share' must be a share of the machine from"),
         ("queue: q, max_read_share: half", "console: true", "from 0.01 to 1, not 'half'"),
         ("queue: q, max_tasks: 0", "console: true", "'max_tasks' must be a whole number above 0"),
         ("files: d, schema: n int, max_read_share: 0.5", "console: true", "unknown 'max_read_share'"),
         ("queue: q", "queue: out, mode: updated", "unknown 'updated'; did you mean 'update'?"),
         ("queue: q", "postgres: t, mode: update", "mode update needs 'key'"),
         ("queue: q", "parquet: /tmp/x, mode: update", "unknown 'mode'"),
+        ("queue: q", "delta: /tmp/x, mode: update", "mode update needs 'key'"),
+        ("queue: q", "parquet: 's3://lake/x'", "in an object store use delta"),
+        ("queue: q", "iceberg: 'ftp://lake/x'", "expected a directory, or a URL that begins with s3://"),
     ],
 )
 def test_what_is_wrong_with_limits_and_modes_is_said(tmp_path: Path, source: str, sink: str, said: str) -> None:

@@ -112,8 +112,15 @@ class _Faulty(LakeSink):
         return die
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("key", [(), ("k",)], ids=["append", "merge"])
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    [
+        pytest.param(Format.DELTA, (), id="append-delta"),
+        pytest.param(Format.ICEBERG, (), id="append-iceberg", marks=pytest.mark.soak),
+        pytest.param(Format.DELTA, ("k",), id="merge-delta", marks=pytest.mark.soak),
+        pytest.param(Format.ICEBERG, ("k",), id="merge-iceberg"),
+    ],
+)
 async def test_a_batch_that_is_killed_around_its_commit_is_there_once(
     kind: Format, key: tuple[str, ...], runner: Runner
 ) -> None:
@@ -138,7 +145,9 @@ async def test_a_batch_that_is_killed_around_its_commit_is_there_once(
     assert found == [(number, number * 2) for number in range(40)]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(Format.DELTA, id="delta"), pytest.param(Format.ICEBERG, id="iceberg", marks=pytest.mark.soak)]
+)
 async def test_a_commit_that_another_process_overtakes_is_tried_again_but_not_its_own_batch(
     kind: Format, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,3 +381,22 @@ def test_a_catalog_has_one_table_of_a_name(tmp_path: Path) -> None:
     assert format_at(Location.parse(str(tmp_path / "one/t"))) is Format.ICEBERG
     with pytest.raises(PipelineError, match="a table in an object store needs a catalog"):
         open_table(Format.ICEBERG, Location.parse("s3://bucket/t"))
+    with pytest.raises(PipelineError, match="the URL of a catalog begins with postgresql:// or sqlite:///"):
+        open_table(Format.ICEBERG, Location.parse(str(tmp_path / "one/t")), "mysql://h/d")
+
+
+def test_a_table_that_is_damaged_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "t" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / "00000000000000000000.json").write_text("{nonsense")
+    with pytest.raises(ArchiveError, match=r"^table \S+/t cannot be used: [^\n]+$"):
+        open_table(Format.DELTA, Location.parse(str(tmp_path / "t")))
+
+
+def test_an_object_store_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(url: str) -> Any:
+        raise RuntimeError(f"Could not connect to the endpoint\nof {url}")
+
+    monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)
+    with pytest.raises(PipelineError, match=r"^s3://b/t/_delta_log cannot be reached: Could not connect to the endpo"):
+        format_at(Location.parse("s3://b/t"))

@@ -37,7 +37,7 @@ async def ask(streams: Streams, credentials: str, method: str, target: str, body
     reader, writer = streams
     lines = [f"{method} {target} HTTP/1.1", "Host: localhost", credentials, f"Content-Length: {len(body)}", "", ""]
     writer.write("\r\n".join(lines).encode() + body)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         length = int(head.partition(b"content-length:")[2].split()[0])
         return int(head.split()[1]), await reader.readexactly(length if method != "HEAD" else 0)
@@ -107,7 +107,7 @@ async def test_a_body_that_is_longer_or_shorter_than_the_head_says_is_read_as_ev
     writer.write(request[-10:])
     for sent in (b"", request * 2, b""):
         writer.write(sent)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(100):
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 201")
             await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))

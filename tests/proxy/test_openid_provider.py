@@ -16,6 +16,9 @@ from tests.proxy.conftest import Site, StartProxy
 from tests.support.node_packages import install_node_packages
 from tests.support.ports import free_port
 
+# A browser signs in with a provider of our own in test_browser.py; this one brings a hundred packages of npm.
+pytestmark = pytest.mark.soak
+
 _DIRECTORY = Path(__file__).with_name("js")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -67,7 +68,8 @@ def spark(spark_directory: Path) -> Iterator[SparkSession]:
     needs_java()
     if not is_alive():
         _stop()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Executors of a cluster are not where the daemon is.
+    os.environ["PYSPARK_PYTHON"] = sys.executable if MASTER in os.environ else str(_python(spark_directory))
     builder = SparkSession.builder.master(os.environ.get(MASTER, "local[2,2]")).appName("queen tests")
     settings = SETTINGS | {
         "spark.sql.warehouse.dir": str(spark_directory / "warehouse"),
@@ -81,6 +83,23 @@ def spark(spark_directory: Path) -> Iterator[SparkSession]:
     # Queries of a test that failed would take the processors from the next, and be counted among its own.
     for query in session.streams.active if is_alive() else ():
         query.stop()
+
+
+def _python(directory: Path) -> Path:
+    """The interpreter for Spark's processes, which starts our daemon in place of PySpark's."""
+    path = directory / "python"
+    python, root = shlex.quote(sys.executable), shlex.quote(str(HERE.parents[1]))
+    if not path.exists():
+        path.write_text(
+            "#!/bin/sh\n"
+            'if [ "$2" = pyspark.daemon ]; then\n'
+            "  shift 2\n"
+            f'  PYTHONPATH="$PYTHONPATH":{root} exec {python} -m tests.spark.daemon "$@"\n'
+            "fi\n"
+            f'exec {python} "$@"\n'
+        )
+        path.chmod(0o755)
+    return path
 
 
 def is_alive() -> bool:

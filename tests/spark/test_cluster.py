@@ -30,14 +30,13 @@ spark.stop()
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_everything_is_read_on_a_cluster(tmp_path: Path) -> None:
-    reading = ("test_batch.py", "test_stream.py", "test_tables.py", "test_server_log.py")
-    run_on_cluster(tmp_path, 2, *reading)
+    run_on_cluster(tmp_path, 2, "source")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_everything_is_written_on_a_cluster(tmp_path: Path) -> None:
-    run_on_cluster(tmp_path, 2, "test_sink.py")
+    run_on_cluster(tmp_path, 2, "sink")
 
 
 @pytest.mark.soak

@@ -28,10 +28,19 @@ def parse(**options: str) -> ReadOptions:
         ({"subscribePattern": "orders.*"}, "either queue or subscribePattern"),
         ({"queue": "", "subscribePattern": "orders["}, "not a regular expression"),
         ({"outageGraceSeconds": "-1"}, "seconds from 0 to 86400"),
-        ({"maxReadShare": "0"}, "a share of the time from 0.01 to 1"),
-        ({"maxReadShare": "half"}, "a share of the time from 0.01 to 1"),
+        ({"maxReadShare": "0"}, "a share of the machine from 0.01 to 1"),
+        ({"maxReadShare": "half"}, "a share of the machine from 0.01 to 1"),
         ({"maxReadShar": "0.5"}, "maxReadShare"),
         ({"table": "lag", "maxReadShare": "0.5"}, "for messages"),
+        ({"table": "lag", "maxRowsPerBatch": "5"}, "for messages"),
+        ({"table": "dlq", "mirrorGroup": "g"}, "for messages"),
+        ({"queue": "orders", "topic": "mail"}, "option topic is for items of topics"),
+        ({"queue": "orders", "partitions": "[]"}, "names none"),
+        ({"queue": "orders", "columns": "offset,offset"}, "names a column twice"),
+        (
+            {"queue": "orders", "startingTimestamp": "2026-01-02", "endingTimestamp": "2026-01-01"},
+            "endingTimestamp is before startingTimestamp",
+        ),
         ({"parsedColumn": "order"}, "give option schema"),
         ({"table": "messges"}, "messages, dlq, traces, topic, lag"),
         ({"mode": "DROPMALFORMED"}, "PERMISSIVE, FAILFAST"),
@@ -97,7 +106,7 @@ def test_edges_are_words_times_and_offsets() -> None:
 def test_without_pyspark_it_is_said_what_to_install() -> None:
     code = "import sys; sys.modules['pyspark'] = None; import queen, queen.client; import queen.spark"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "pip install 'queen-broker[spark]'" in done.stderr.splitlines()[-1]
+    assert "pip install '.[spark]' in a clone" in done.stderr.splitlines()[-1]
     assert "Java 17" in done.stderr.splitlines()[-1]
 
 

@@ -230,8 +230,8 @@ async def test_a_hot_statement_touches_few_pages(hot: Connection, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("queue_standings", (None,)),
-        ("queue_standings", ([1],)),
+        ("queue_stats", (None,)),
+        ("queue_stats", ([1],)),
         ("group_lags", ([], [], [])),
         ("group_list", ([1, 2, 3], [], [], [])),
         ("dead_letter_counts", ()),

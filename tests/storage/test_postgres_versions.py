@@ -8,7 +8,7 @@ import pytest
 
 from queen.embedded import EmbeddedPostgres
 from queen.errors import SchemaTooNew
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.settings import Settings
 from queen.storage.migrate import migrate
 from tests.support.api import Api

@@ -40,7 +40,7 @@ async def age(connection: Connection, seconds: float, *names: str) -> None:
         await connection.execute(statement, seconds, [row["id"] for row in ids])
 
 
-async def until(condition: Callable[[], object | Awaitable[object]], seconds: float = 45.0) -> None:
+async def until(condition: Callable[[], object | Awaitable[object]], seconds: float = 100.0) -> None:
     """Poll until the condition, a function or a coroutine function, is true; raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:
@@ -50,7 +50,7 @@ async def until(condition: Callable[[], object | Awaitable[object]], seconds: fl
             await asyncio.sleep(0.01)
 
 
-def block_until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
+def block_until(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
     """`until` for threads without an event loop."""
     deadline = time.monotonic() + seconds
     while not condition():

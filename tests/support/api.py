@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from queen.server import Worker
+from queen.server.worker import Worker
 from queen.wire.segment import MEDIA_TYPE
 from tests.support.conformance import check_conformance
 

@@ -69,7 +69,7 @@ class Consumer:
 
     async def closed(self) -> int | None:
         """Wait for the close, whatever else comes before; returns its code."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while (await self.socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 pass
         return self.socket.close_code

@@ -21,8 +21,8 @@ from tests.acceptance.served import environ_without_settings
 from tests.support.ports import free_port
 from tests.support.workers import worker_processes
 
-_READY_SECONDS = 60.0
-_STOP_SECONDS = 30.0
+_READY_SECONDS = 100.0
+_STOP_SECONDS = 100.0
 _RETRY_SECONDS = 0.05
 
 

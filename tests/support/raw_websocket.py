@@ -31,7 +31,7 @@ class RawSocket:
 
     async def next(self) -> tuple[int, bytes]:
         """Opcode and payload of the next frame; a connection that ends without one raises `EOFError`."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             first, length = await self._reader.readexactly(2)
             if length > 125:
                 length = int.from_bytes(await self._reader.readexactly(2 if length == 126 else 8), "big")
@@ -49,7 +49,7 @@ class RawSocket:
             opcode, payload = await self.next()
             if opcode == CLOSE:
                 break
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             assert await self._reader.read() == b""
         return int.from_bytes(payload[:2], "big"), payload[2:].decode()
 

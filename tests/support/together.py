@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from xdist.workermanage import WorkerController
 
+SPARK: Final = "spark"
+"""Tests on one session. Spark gives the process of a stream ten seconds to start, which a second JVM would take."""
+
 TOGETHER: Final = {
+    # It starts a JVM of its own, beside which the shared one would be slow.
+    "tests/pipelines/test_commands.py": SPARK,
     # All scenarios of a client are one run.
     "tests/acceptance/": "acceptance",
-    # One JVM. Spark gives the process of a stream ten seconds to start, which two JVMs at once may take from it.
-    "tests/spark/": "spark",
-    "tests/pipelines/": "spark",
-    # One server on one copy of the old data.
-    "tests/compat/": "compat",
-    # One server.
-    "tests/http/sqs/": "sqs",
-    # All pages are walked on one server.
-    "tests/docs/": "docs",
     # One server and one Prometheus.
     "tests/deploy/test_prometheus.py": "prometheus",
-    # One server, and few workers of Celery.
-    "tests/celery/": "celery",
     # One server and one browser.
     "tests/dashboard/": "dashboard",
+    # One server, and few workers of Celery.
+    "tests/celery/": "celery",
+    # All pages are walked on one server.
+    "tests/docs/": "docs",
+    # One server.
+    "tests/http/sqs/": "sqs",
+    # One server on one copy of the old data.
+    "tests/compat/": "compat",
     # What they prepare takes longer than the tests themselves.
     "tests/storage/test_plans.py": "plans",
     "tests/storage/test_postgres_versions.py": "versions",
     "tests/embedded/test_postgres.py": "embedded",
 }
+"""Groups by the paths of their tests. The longest come first: what is begun last, others have to be waited for."""
+
+_GROUPS: Final = list(dict.fromkeys(TOGETHER.values()))
 
 LONG: Final = (
     "tests/campaign/test_campaign.py",
@@ -39,10 +44,8 @@ LONG: Final = (
     "tests/deploy/",
     "tests/faults/",
     "tests/http/api/test_contract.py",
-    "tests/proxy/test_openid_provider.py",
     "tests/cli/serve/",
     "tests/bus/test_processes.py",
-    "tests/monitoring/test_pollers.py",
     "tests/streams/",
     "tests/broker/sharding/test_clients.py",
     "tests/broker/sharding/test_commands.py",
@@ -50,17 +53,28 @@ LONG: Final = (
 """Tests of many seconds each come before the thousands of short ones: else one of them would be the last of a run."""
 
 
-def is_short(nodeid: str) -> bool:
-    return not nodeid.startswith(LONG)
+def rank(nodeid: str, on_spark: bool) -> int:
+    """Where a test stands in a run: groups in their order, then long tests, then all others."""
+    group = SPARK if on_spark else group_of(nodeid)
+    if group in _GROUPS:
+        return _GROUPS.index(group)
+    return len(_GROUPS) + (not nodeid.startswith(LONG))
 
 
 def group_of(nodeid: str) -> str:
     """The group of a test; one that is in none is its own."""
+    if nodeid.endswith(f"@{SPARK}"):
+        return SPARK
     return next((group for prefix, group in TOGETHER.items() if nodeid.startswith(prefix)), nodeid)
 
 
 class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
     """Gives groups of tests to processes. A test that took its process with it has failed, and is not tried again."""
+
+    def __init__(self, config: Any, log: Any) -> None:
+        super().__init__(config, log)
+        # The order is ours, and not by the number of tests in a group.
+        config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)

@@ -81,7 +81,7 @@ class TopicApi:
 
     async def until_ready(self, count: int) -> None:
         """Until so many items are ready: leases lapse when PostgreSQL's clock says so."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while True:
                 if (await self.counts())["ready"] == count:
                     return

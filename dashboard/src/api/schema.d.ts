@@ -733,7 +733,7 @@ export interface paths {
         put?: never;
         /**
          * Release the lease of a group on a partition
-         * @description Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, and what it acknowledges with this lease from now on is refused.
+         * @description Its messages can be popped again at once; no retry is counted. The consumer that holds them is not notified, and what it acknowledges with this lease from now on is refused.
          *
          *     Access: read-write.
          */
@@ -753,7 +753,7 @@ export interface paths {
         };
         /**
          * List messages
-         * @description Newest first, without payloads; of the last hour unless `from` is sent.
+         * @description Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` is sent.
          *
          *     Access: read-only.
          */
@@ -1855,7 +1855,7 @@ export interface paths {
         put?: never;
         /**
          * Acquire, renew and release locks
-         * @description A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
+         * @description A permit expires unless it is renewed, and its holder is not notified: put its `guard` at `kv` of a transaction, which then happens only while the permit is held.
          *
          *     Access: read-write.
          */
@@ -3913,7 +3913,7 @@ export interface components {
         };
         /**
          * Deleted
-         * @description `existed` tells whether there was such a queue.
+         * @description `existed` says whether there was such a queue.
          */
         Deleted: {
             deleted: boolean;
@@ -4497,7 +4497,7 @@ export interface components {
         };
         /**
          * ItemRef
-         * @description The item a request is about. `lease_owner`, when it is sent, has to be that of the current lease.
+         * @description The item of a request. `lease_owner`, when it is sent, has to be that of the current lease.
          */
         ItemRef: {
             id: number | string;
@@ -5030,7 +5030,7 @@ export interface components {
         };
         /**
          * MessageInList
-         * @description A message without its payload; `queueStatus` is how consumers without a group see it.
+         * @description A message with at most the beginning of its payload; `queueStatus` is how consumers without a group see it.
          */
         MessageInList: {
             /** Format: uuid */
@@ -5053,6 +5053,7 @@ export interface components {
             queueStatus: components["schemas"]["MessageStatus"] | null;
             busStatus: components["schemas"]["BusStatus"];
             queuePriority: number;
+            preview?: string;
         };
         /**
          * MessageList
@@ -5568,7 +5569,7 @@ export interface components {
          * @description Messages, and the lease that holds their partitions (empty with `autoAck`).
          *
          *         `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
-         *         the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+         *         the newest message of a partition, `conflation` is true; `conflationConflict`: the request asked otherwise.
          *         A request that asks for conflation is answered so, without messages, where others are answered 204.
          */
         Popped: {
@@ -5659,7 +5660,7 @@ export interface components {
         };
         /**
          * PushCounts
-         * @description What became of the items of a binary push that wants no more than that.
+         * @description The outcome of the items of a binary push that asks for no more than that.
          */
         PushCounts: {
             count: number;
@@ -5746,7 +5747,7 @@ export interface components {
         };
         /**
          * QueryStatus
-         * @description One query of a pipeline: the way from its sources to one sink.
+         * @description The way from the sources of a pipeline to one sink. Sinks that share a query have its figures in common.
          */
         QueryStatus: {
             name: string;
@@ -6012,7 +6013,7 @@ export interface components {
         };
         /**
          * Refreshed
-         * @description Numbers are always read live, so this only tells of how many things they are.
+         * @description Numbers are always read live, so this only says of how many objects they are.
          */
         Refreshed: {
             partition: components["schemas"]["PartitionsUpdated"];
@@ -6322,6 +6323,7 @@ export interface components {
             queueStatus: components["schemas"]["MessageStatus"] | null;
             busStatus: components["schemas"]["BusStatus"];
             queuePriority: number;
+            preview?: string;
             offset: number;
             data: unknown;
         };
@@ -6468,7 +6470,7 @@ export interface components {
         };
         /**
          * ShardMoved
-         * @description Whether it was elsewhere before; while it is `running`, nobody knows yet.
+         * @description Whether it was elsewhere before; while it is `running`, this is not known yet.
          */
         ShardMoved: {
             name: string;
@@ -6993,7 +6995,7 @@ export interface components {
         };
         /**
          * ThroughputPoint
-         * @description What happened in one bucket, and how the workers were; process columns are null when nobody sampled them.
+         * @description What happened in one bucket, and how the workers were; process columns are null when they were not sampled.
          */
         ThroughputPoint: {
             /** Format: date-time */
@@ -7586,7 +7588,7 @@ export interface components {
         };
         /**
          * WorkerView
-         * @description A worker that is alive: it was heard of within the last half minute.
+         * @description A worker that is alive: it has reported within the last half minute.
          */
         WorkerView: {
             id: string;
@@ -7759,7 +7761,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7918,7 +7920,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8064,7 +8066,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8208,7 +8210,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8313,7 +8315,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8439,7 +8441,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8562,7 +8564,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8670,7 +8672,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8767,7 +8769,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8858,7 +8860,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8953,7 +8955,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9041,7 +9043,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9124,7 +9126,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9213,7 +9215,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9302,7 +9304,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9395,7 +9397,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9490,7 +9492,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9581,7 +9583,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9659,7 +9661,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9728,7 +9730,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9797,7 +9799,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9881,7 +9883,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -9957,7 +9959,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10031,7 +10033,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10106,7 +10108,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10191,7 +10193,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10277,7 +10279,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10358,7 +10360,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10450,7 +10452,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10533,7 +10535,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10625,7 +10627,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10726,7 +10728,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10836,7 +10838,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -10934,7 +10936,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11028,7 +11030,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11135,7 +11137,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11223,6 +11225,8 @@ export interface operations {
                 to?: string;
                 /** @description Whether all that match are counted, or no more than a page takes. */
                 count?: boolean;
+                /** @description With so many characters of each payload's JSON, from its beginning. */
+                preview?: number;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
                 /** @description The number of entries to skip. */
@@ -11261,7 +11265,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11349,7 +11353,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11443,7 +11447,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11555,7 +11559,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11667,7 +11671,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11768,7 +11772,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11860,7 +11864,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -11943,7 +11947,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12042,7 +12046,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12153,7 +12157,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12241,7 +12245,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12343,7 +12347,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12453,7 +12457,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12555,7 +12559,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12641,7 +12645,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12750,7 +12754,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12830,7 +12834,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -12951,7 +12955,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13052,7 +13056,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13129,7 +13133,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13208,7 +13212,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13277,7 +13281,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13355,7 +13359,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13442,7 +13446,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13520,7 +13524,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13615,7 +13619,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13690,7 +13694,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13759,7 +13763,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13841,7 +13845,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -13925,7 +13929,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14006,7 +14010,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14092,7 +14096,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14183,7 +14187,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14257,7 +14261,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14335,7 +14339,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14413,7 +14417,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14489,7 +14493,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14567,7 +14571,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14643,7 +14647,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14719,7 +14723,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14797,7 +14801,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14866,7 +14870,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -14993,7 +14997,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15074,7 +15078,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15173,7 +15177,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15285,7 +15289,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15385,7 +15389,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15500,7 +15504,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15612,7 +15616,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15718,7 +15722,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15821,7 +15825,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -15909,7 +15913,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16006,7 +16010,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16080,7 +16084,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16165,7 +16169,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16250,7 +16254,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16346,7 +16350,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16432,7 +16436,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16536,7 +16540,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16610,7 +16614,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16696,7 +16700,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16779,7 +16783,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16883,7 +16887,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -16985,7 +16989,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17069,7 +17073,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17165,7 +17169,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17255,7 +17259,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17331,7 +17335,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17403,7 +17407,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17501,7 +17505,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17608,7 +17612,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17710,7 +17714,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17794,7 +17798,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17878,7 +17882,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -17954,7 +17958,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18057,7 +18061,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18151,7 +18155,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18254,7 +18258,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18348,7 +18352,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18442,7 +18446,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18532,7 +18536,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18604,7 +18608,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18678,7 +18682,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18758,7 +18762,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18838,7 +18842,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -18914,7 +18918,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19017,7 +19021,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19111,7 +19115,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19214,7 +19218,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19316,7 +19320,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19396,7 +19400,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19479,7 +19483,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19570,7 +19574,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19670,7 +19674,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19770,7 +19774,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19859,7 +19863,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -19938,7 +19942,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20027,7 +20031,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20106,7 +20110,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20196,7 +20200,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20269,7 +20273,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20360,7 +20364,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20456,7 +20460,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20525,7 +20529,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20594,7 +20598,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20663,7 +20667,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20743,7 +20747,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20830,7 +20834,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -20930,7 +20934,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21020,7 +21024,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21098,7 +21102,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21167,7 +21171,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21236,7 +21240,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21305,7 +21309,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21374,7 +21378,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21443,7 +21447,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21531,7 +21535,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -21636,7 +21640,7 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description The token does not give this access (only when JWT_ENABLED is set). */
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
                 headers: {
                     [name: string]: unknown;

@@ -45,6 +45,7 @@ export const MENU: { title: string; pages: Page[] }[] = [
       { name: 'system', title: 'System', path: '/system', icon: 'system', keys: 'g s' },
       { name: 'shards', title: 'Shards', path: '/shards', icon: 'shards' },
       { name: 'maintenance', title: 'Spool & maintenance', path: '/maintenance', icon: 'maintenance', needs: 'admin' },
+      { name: 'migration', title: 'Migration', path: '/migration', icon: 'database', needs: 'admin' },
       { name: 'settings', title: 'Settings', path: '/settings', icon: 'settings', needs: 'admin' },
       { name: 'audit', title: 'Audit log', path: '/audit', icon: 'audit', needs: 'admin' },
     ],

@@ -37,8 +37,8 @@ export interface Table<R> {
 }
 
 interface Options {
-  /** The initial order; a function where that depends on what is shown. */
-  sort?: string | (() => string)
+  /** The initial order. */
+  sort?: string
   size?: number
   /** Of the names in the address, where a page has more than one table. */
   prefix?: string
@@ -47,13 +47,13 @@ interface Options {
 function useOrder({ sort = '', size = 50, prefix = '' }: Options) {
   const query = useQuery()
   const given = query.text(`${prefix}sort`)
-  const initial = () => (typeof sort === 'function' ? sort() : sort)
-  const text = computed(() => given.value || initial())
+  const text = computed(() => given.value || sort)
   const page = query.number(`${prefix}page`, 0)
   const by = computed(() => ({ column: text.value.replace(/^-/, ''), down: text.value.startsWith('-') }))
   const sortBy = (column: string) => {
     const down = by.value.column !== column || !by.value.down
-    query.set({ [`${prefix}sort`]: `${down ? '-' : ''}${column}` === initial() ? undefined : `${down ? '-' : ''}${column}`, [`${prefix}page`]: undefined })
+    const next = `${down ? '-' : ''}${column}`
+    query.set({ [`${prefix}sort`]: next === sort ? undefined : next, [`${prefix}page`]: undefined })
   }
   return { text, page, size, by, sortBy }
 }

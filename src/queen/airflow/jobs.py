@@ -228,7 +228,7 @@ def find_executable(given: str | None) -> str:
     if found is None:
         where = f"there is no executable {given}" if given else "there is no executable 'queen'"
         raise QueenError(
-            f"{where}: pip install 'queen-broker[spark]', here or elsewhere, and name it with executable=… or as extra"
+            f"{where}: pip install '.[spark]' in a clone, here or elsewhere, and name it with executable=… or as extra"
             " 'executable' of the connection"
         )
     return found

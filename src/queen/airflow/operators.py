@@ -88,7 +88,7 @@ class QueenPushOperator(BaseOperator):
         if callable(self.partition_by):
             return str(self.partition_by(payload))
         if not isinstance(payload, dict) or self.partition_by not in payload:
-            raise QueenError(f"partition_by '{self.partition_by}' is no field of {payload!r}")
+            raise QueenError(f"partition_by '{self.partition_by}' is not a field of {payload!r}")
         return str(payload[self.partition_by])
 
 

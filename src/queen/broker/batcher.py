@@ -114,9 +114,7 @@ class Batcher(Generic[RequestT]):
     def check_room(self, weight: int) -> None:
         """Raises `Overloaded` when too much waits already for an item of this weight."""
         if self._weight and self._weight + weight > self._most:
-            raise Overloaded(
-                "the server has more work waiting than it can do at once; nothing was done, try again soon"
-            )
+            raise Overloaded("the server is overloaded: too many requests are queued; nothing was done, try again")
 
     def __len__(self) -> int:
         return len(self._backlog)

@@ -100,7 +100,7 @@ class Queues:
     async def clear(self, name: str, partition_name: str | None = None) -> int:
         """Remove all messages stored so far from a queue, or from one of its partitions; returns how many that were.
 
-        Nobody gets them any more from the moment on at which this is committed. Options, cursors and dead letters stay.
+        They are not delivered any more once this is committed. Options, cursors and dead letters stay.
         """
         queue = await self._queue(name)
         rows = await self._database.fetch("clear_partitions", queue.id, partition_name)

@@ -12,6 +12,7 @@ import msgspec
 from celery import states
 from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import GroupResult
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.url import maybe_sanitize_url
 
@@ -82,9 +83,14 @@ class QueenBackend(KeyValueStoreBackend):
         self.set(self.get_key_for_group(group_id, ".size"), str(chord_size))
 
     def add_to_chord(self, chord_id: str, result: Any) -> None:
-        """A task of the header has been replaced by one more."""
-        operation = {"op": "incr", "key": self.get_key_for_group(chord_id, ".added"), "delta": 1, **self._expiry()}
-        self._one(operation)
+        """A task of the header adds another, whose result goes to the body as well."""
+        key = self.get_key_for_group(chord_id, ".added")
+        while True:
+            found = self._one({"op": "get", "key": key})
+            ids = [*found["value"], result.id] if found["found"] else [result.id]
+            put = {"op": "put", "key": key, "value": ids, **self._expiry()}
+            if self._one({**put, "expect": found["version"] if found["found"] else 0})["applied"]:
+                return
 
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Count a task of a chord, once however often it runs; the last one calls the body."""
@@ -102,15 +108,21 @@ class QueenBackend(KeyValueStoreBackend):
         if not counted["success"]:
             # It ran before. Should its process have died after counting it and before calling the body, this one does.
             counted = self._run(sizes, {"op": "get", "key": done}, sizes)
-        known = {row["key"]: int(row["value"]) for row in counted["results"][2]["rows"]}
+        known = {row["key"]: row["value"] for row in counted["results"][2]["rows"]}
+        more: list[str] = known.get(added, [])
         # The size is stored before the last task of the header is published: that one sees it.
-        if size not in known or int(counted["results"][1].get("value") or 0) != known[size] + known.get(added, 0):
+        if size not in known or int(counted["results"][1].get("value") or 0) != int(known[size]) + len(more):
             return
+        header = GroupResult.restore(group, backend=self) if more else None
+        if header is not None:
+            for task_id in more:
+                header.add(self.app.AsyncResult(task_id))
+            header.save(backend=self)
         # What is left is Celery's own: with one part, which is the last.
         self.delete(self.get_key_for_chord(group))
         request.chord["chord_size"] = 1
         super().on_chord_part_return(request, state, result, **kwargs)
-        self._run({"op": "delete", "key": done}, {"op": "delete", "key": size})
+        self._run(*({"op": "delete", "key": key} for key in (done, size, added)))
 
     def wait_for(
         self,

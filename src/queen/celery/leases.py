@@ -127,12 +127,12 @@ class Leases:
                 renew_at = time.monotonic() + self.seconds / 3
         self._link.close()
 
-    def _collect(self, patience: float) -> tuple[dict[str, list[Lease]], list[threading.Event]]:
+    def _collect(self, timeout: float) -> tuple[dict[str, list[Lease]], list[threading.Event]]:
         """What is to be settled: everything that came while the request before was on its way, or the first to come."""
         batch: dict[str, list[Lease]] = {}
         waiting: list[threading.Event] = []
         try:
-            entry = self._settled.get(timeout=max(0.0, patience))
+            entry = self._settled.get(timeout=max(0.0, timeout))
             for _ in range(_BATCH):
                 if isinstance(entry, threading.Event):
                     waiting.append(entry)

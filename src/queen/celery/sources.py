@@ -98,13 +98,13 @@ class Inbox:
 class Source:
     """A thread that polls the server and hands over what it gets.
 
-    An outage that is shorter than `patience` seconds is waited out, because leases outlive it; a longer one is handed
-    over as an error, upon which Celery connects again.
+    An outage shorter than `outage_grace` seconds is waited out, because leases outlive it; a longer one is handed over
+    as an error, upon which Celery connects again.
     """
 
-    def __init__(self, name: str, address: Address, patience: float, on_error: Callable[[Exception], None]) -> None:
+    def __init__(self, name: str, address: Address, outage_grace: float, on_error: Callable[[Exception], None]) -> None:
         self._link = Link(address)
-        self._patience = patience
+        self._outage_grace = outage_grace
         self._on_error = on_error
         self.stopped = False
         self._thread = threading.Thread(target=self._run, name=f"queen-{name}", daemon=True)
@@ -134,7 +134,7 @@ class Source:
                 if failing_since is None:
                     failing_since = now
                     logger.warning("polling %s failed, trying again: %s", self._link.address.url, error)
-                elif now - failing_since > self._patience:
+                elif now - failing_since > self._outage_grace:
                     self._on_error(error)
                     return
                 asked = error.retry_after if isinstance(error, OverloadedError) else None
@@ -220,7 +220,7 @@ class ExchangeLog:
         self._path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
 
     def create(self, link: Link, retention_seconds: int) -> None:
-        """Create the queue: it keeps messages for a while, also those that nobody listens to."""
+        """Create the queue: it keeps messages for a while, also without listeners."""
         options = {"retentionEnabled": True, "retentionSeconds": retention_seconds}
         try:
             link.post("/api/v1/configure", {"queue": self.queue, "options": options})
@@ -261,11 +261,11 @@ class LogSource(Source):
         address: Address,
         log: ExchangeLog,
         listener: str,
-        patience: float,
+        outage_grace: float,
         on_messages: Callable[[str, list[Any]], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        super().__init__("exchange", address, patience, on_error)
+        super().__init__("exchange", address, outage_grace, on_error)
         self._listener = listener
         self._on_messages = on_messages
         self._path = log.pop_path(listener, wait=True)

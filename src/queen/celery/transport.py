@@ -155,7 +155,7 @@ class Channel(virtual.Channel):
             self._log(exchange).push(self._link, message)
 
     def _bound_here(self, kind: str, exchange: str, routing_key: str) -> set[str]:
-        """The queues that this process has bound; those of listeners only where nobody else has one of that name."""
+        """The queues that this process has bound; those of listeners only where there is no other of that name."""
         queues = {queue for queue in self._lookup(exchange, routing_key) if queue}
         return queues if kind == "direct" else {queue for queue in queues if not self._is_listener(queue)}
 
@@ -466,7 +466,7 @@ class Channel(virtual.Channel):
         """The message in an item, with the delivery tag under which its lease is known."""
         lease = Lease(item.id, self._address.namespace, item.topic, item.lease_owner)
         if not _is_message(item.data):
-            logger.error("item %d of topic %s is no message of Kombu: it becomes a dead letter", item.id, item.topic)
+            logger.error("item %d of topic %s is not a message of Kombu: dead-lettered", item.id, item.topic)
             self._leases.hold([lease])
             self._leases.nack(lease)
             return None

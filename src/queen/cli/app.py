@@ -11,8 +11,8 @@ import typer
 import typer.main
 
 from queen import __version__
+from queen.cli.common.exits import USER, fail, report
 from queen.cli.common.tree import Entry, Root, UsageProblem, run_tree
-from queen.errors import QueenError
 
 _C: Final = "queen.cli.commands"
 _T: Final = "queen.cli.tools"
@@ -42,7 +42,7 @@ ENTRIES: Final = (
     Entry(
         "proxy",
         "queen.cli.proxy:app",
-        "Start the proxy: a login page, and what is behind it for those who have logged in.",
+        "Start the proxy: a login page, and a reverse proxy to the server for authenticated users.",
         "Server",
         remote=False,
     ),
@@ -55,6 +55,7 @@ ENTRIES: Final = (
     ),
     Entry("restore", f"{_T}.backup:restore_app", "Bring back what a backup holds.", "Server", remote=False),
     Entry("import", f"{_T}.legacy_import:app", "Take over the data of a Queen 0.15.", "Server", remote=False),
+    Entry("psql", "queen.cli.psql:app", "Open psql on the database of the server.", "Server", remote=False),
     Entry("ping", f"{_C}.health:ping_app", "Check that the server and its database answer.", "Health"),
     Entry("status", f"{_C}.health:status_app", "Show what queues hold and how far they are consumed.", "Health"),
     Entry("lag", f"{_C}.health:lag_app", "Show how far consumer groups are behind.", "Health"),
@@ -102,6 +103,9 @@ ENTRIES: Final = (
     ),
     Entry("topic", f"{_C}.topic:app", "Topics: priority queues of items.", "Resources", ("topics",)),
     Entry("stream", f"{_C}.stream:app", "Streaming queries and their state.", "Resources", ("streams",)),
+    Entry("kv", f"{_C}.state:kv_app", "Keys and values of namespaces.", "Resources"),
+    Entry("lock", f"{_C}.state:lock_app", "Locks that are held.", "Resources", ("locks",)),
+    Entry("timer", f"{_C}.state:timer_app", "Timers: messages that are pushed later.", "Resources", ("timers",)),
     Entry("namespace", f"{_C}.queue:namespace_app", "Namespaces of queues.", "Resources", ("namespaces", "ns")),
     Entry("task", f"{_C}.queue:task_app", "Tasks of queues.", "Resources", ("tasks",)),
     Entry(
@@ -185,23 +189,8 @@ def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
     try:
         return run_tree(tree() if root is None else root, arguments)
     except UsageProblem as error:
-        return _fail(1, str(error))
-    except QueenError as error:
-        from queen.cli.common.exits import NothingFound, explain
-
-        code, text = explain(error)
-        return code if isinstance(error, NothingFound) else _fail(code, text)
+        return fail(USER, str(error))
     except typer.Abort:
-        return _fail(1, "stopped")
+        return fail(USER, "stopped")
     except Exception as error:
-        # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
-        if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
-            raise
-        return _fail(
-            2, f"{' '.join(str(error).split()) or type(error).__name__}; try again, queen doctor looks for the cause"
-        )
-
-
-def _fail(code: int, text: str) -> int:
-    print(f"queen: {text}", file=sys.stderr)
-    return code
+        return report(error)

@@ -26,7 +26,7 @@ app = group("Make a self-signed certificate to begin with.")
 def cert(
     directory: Annotated[Path, typer.Argument(help="Where to put cert.pem and key.pem.")] = Path(),
     name: Annotated[
-        list[str] | None, typer.Option(help="A name or address clients call the server by; may be repeated.")
+        list[str] | None, typer.Option(help="A host name or address of the server; may be repeated.")
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is valid.")] = 365,
 ) -> None:

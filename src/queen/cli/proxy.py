@@ -29,7 +29,7 @@ def proxy(
     host: Annotated[str | None, typer.Option(help="Address to listen on. [HOST, 0.0.0.0]")] = None,
     server: Annotated[str | None, typer.Option(help="The server behind it. [QUEEN_SERVER_URL]")] = None,
 ) -> None:
-    """Start the proxy: a login page, and what is behind it for those who have logged in.
+    """Start the proxy: a login page, and a reverse proxy to the server for authenticated users.
 
     Give the server behind it JWT_ENABLED=true and the same JWT_SECRET.
     docs/proxy.md has all variables.

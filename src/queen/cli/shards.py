@@ -73,7 +73,7 @@ def list_shards(
 )
 def add(
     database_url: Annotated[str, typer.Argument(help="The database of the new shard, as a URL.")],
-    open_: Annotated[bool, typer.Option("--open", help="Have new queues and topics made on it.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Create new queues and topics on it.")] = False,
 ) -> None:
     """Make a database a shard: check it, migrate it, and give it its number.
 

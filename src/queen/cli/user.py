@@ -24,7 +24,7 @@ create_app = group("Add a user, asking for everything.")
 Username = Annotated[str, typer.Argument(help="The user.")]
 Password = Annotated[
     str | None,
-    typer.Option(help="The password; else it is asked for.", envvar="QUEEN_USER_PASSWORD", show_default=False),
+    typer.Option(help="The password. [prompt]", envvar="QUEEN_USER_PASSWORD", show_default=False),
 ]
 
 
@@ -130,7 +130,7 @@ def set_password(username: Username, password: Password = None) -> None:
 
 @command(app, "disable", example="queen user disable alice")
 def disable(
-    username: Username, enable: Annotated[bool, typer.Option("--enable", help="Let the user in again.")] = False
+    username: Username, enable: Annotated[bool, typer.Option("--enable", help="Enable the user again.")] = False
 ) -> None:
     """Keep a user out, and end all its sessions."""
 
@@ -193,7 +193,7 @@ def _actor() -> str:
 
 
 def _settings(*, signing: bool = False) -> ProxySettings:
-    """Only a token needs the secret, which `signing` asks for; everything else is about the database."""
+    """Only a token needs the secret, which `signing` asks for; everything else uses the database."""
     environ = dict(os.environ)
     if not signing and not environ.keys() & {"JWT_SECRET", "JWT_SECRET_FILE"}:
         environ["JWT_SECRET"] = "unused"

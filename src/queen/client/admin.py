@@ -188,7 +188,7 @@ class AdminCalls(Generic[Answer]):
         return self._send("POST", "/api/v1/dlq/retry", {"queue": queue, **_given(selection)})
 
     def purge_dead_letters(self, queue: str, **selection: Any) -> Answer:
-        """Throw dead letters of a queue away, by the same fields."""
+        """Delete dead letters of a queue, by the same fields."""
         return self._send("DELETE", "/api/v1/dlq", {"queue": queue, **_given(selection)})
 
     def get_traces_by_name(self, trace_name: str, **params: Any) -> Answer:

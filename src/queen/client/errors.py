@@ -168,7 +168,7 @@ class UnsentError(QueenError):
 
 
 class LockLostError(QueenError):
-    """A lock is not held: somebody else has it, or it expired before it was renewed."""
+    """A lock is not held: another owner has it, or it expired before it was renewed."""
 
 
 class ClientClosedError(QueenError):

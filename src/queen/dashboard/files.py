@@ -75,7 +75,7 @@ class _File:
 class Dashboard:
     """A handler for every path that no route of the API knows.
 
-    Where nobody signs in by name it says so at `/api/me`: there is no user, and a token is wanted or not.
+    Where there is no login it says so at `/api/me`: there is no user, and a token is wanted or not.
     """
 
     def __init__(self, *, wants_token: bool = False) -> None:

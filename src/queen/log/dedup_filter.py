@@ -280,7 +280,7 @@ class DedupFilter:
             self._complain_at = now + _COMPLAIN_SECONDS
             log.warning(
                 "there are more transactionIds in the window than DEDUP_MEMORY_MB and DEDUP_DISK_MB hold (%s): pushes"
-                " look for duplicates in PostgreSQL, which takes longer; a shorter dedupWindowSeconds helps, too",
+                " check for duplicates in PostgreSQL, which is slower; consider a shorter dedupWindowSeconds",
                 error,
             )
 

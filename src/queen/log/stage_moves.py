@@ -1,7 +1,7 @@
 """Moving staged segments into their partitions, with little left to do under the partitions' locks.
 
 Pushes to a partition wait for the transaction that holds its lock. So the segments of a large batch are copied before:
-inside the same transaction, under keys that no reader looks for. Under the locks they get their partitions and
+inside the same transaction, under keys that no reader uses. Under the locks they get their partitions and
 offsets, which leaves the bodies where they are.
 """
 
@@ -128,7 +128,7 @@ class SegmentMove:
         self._ids = ids
         rows = [row for one in staged for row in one.rows]
         self.ahead = bool(rows) and sum(row["nbytes"] for row in rows) >= _COPIED_AHEAD_BYTES
-        # No other transaction may wait for these keys: nobody else draws them.
+        # No other transaction can wait for these keys: only this one has drawn them.
         first = -1 - secrets.randbits(40) * (1 << 22)
         self._keys = range(first, first - len(rows), -1)
 

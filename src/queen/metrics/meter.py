@@ -149,7 +149,7 @@ class Meter:
         self.done[label] = self.done.get(label, 0) + times
 
     def all_done(self) -> dict[str, int]:
-        """What was done beside messages, whoever counted it."""
+        """Operations other than messages, of all sources."""
         done = dict(self.done)
         for source in self.sources:
             for label, times in source().items():

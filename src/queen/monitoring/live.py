@@ -19,7 +19,7 @@ import msgspec
 
 from queen.broker.broker import Broker
 from queen.broker.events import Event, EventKind
-from queen.broker.inspect.standings import Standings
+from queen.broker.inspect.queue_stats import QueueStats
 from queen.broker.topics.topics import BETWEEN_NAMES
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
@@ -113,16 +113,16 @@ class LiveFeed:
         self,
         brokers: Sequence[Broker],
         recorder: Recorder,
-        standings: Sequence[Standings],
+        queue_stats: Sequence[QueueStats],
         places_changed: Callable[[], asyncio.Event] | None = None,
     ) -> None:
-        """`standings` are those of the brokers' queues.
+        """`queue_stats` are those of the brokers' queues.
 
         `places_changed` gives what is set when something has moved to another shard, where there are several.
         """
         self._brokers = brokers
         self._recorder = recorder
-        self._standings = standings
+        self._queue_stats = queue_stats
         self._places_changed = places_changed
         self._moved = asyncio.Event()
         self._listeners: set[Listener] = set()
@@ -321,9 +321,9 @@ class LiveFeed:
         loop = asyncio.get_running_loop()
         began = loop.time()
         counted: list[list[Record]] = []
-        for standings in self._standings:
+        for queue_stats in self._queue_stats:
             try:
-                counted.append(await standings())
+                counted.append(await queue_stats())
             except (QueenError, asyncpg.PostgresError) as error:
                 log.debug("depth of a shard not read: %s", error)
         if counted != self._counted:

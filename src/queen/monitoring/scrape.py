@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from queen.broker.inspect.standings import Standings
+from queen.broker.inspect.queue_stats import QueueStats
 from queen.errors import QueenError
 from queen.metrics.counters import WorkerTally
 from queen.metrics.report import Report
@@ -58,16 +58,16 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True)
-class TimersStanding:
+class TimerStats:
     """Timers that wait, those of them that are due, and for how long the first of these has been."""
 
     pending: int = 0
     due: int = 0
     lag_seconds: float = 0.0
 
-    def __add__(self, other: TimersStanding) -> TimersStanding:
+    def __add__(self, other: TimerStats) -> TimerStats:
         lag = max(self.lag_seconds, other.lag_seconds)
-        return TimersStanding(self.pending + other.pending, self.due + other.due, lag)
+        return TimerStats(self.pending + other.pending, self.due + other.due, lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Cluster:
     paused_topics: Sequence[tuple[str, str]]
     """(namespace, topic)"""
     inbox: Inbox
-    timers: TimersStanding
+    timers: TimerStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,11 @@ class Scraper:
         lags: SharedResult[Sequence[Record]],
         history: History,
         recorder: Recorder,
-        standings: Standings,
+        queue_stats: QueueStats,
         most_queues: int,
     ) -> None:
         self._database = database
-        self._standings = standings
+        self._queue_stats = queue_stats
         self._lags = lags
         self._history = history
         self._recorder = recorder
@@ -132,8 +132,8 @@ class Scraper:
             return Scrape(reports)
 
     async def _cluster(self, reports: Sequence[Report]) -> Cluster:
-        standings = await self._standings()
-        ranked = sorted(standings, key=lambda row: (-row["pending"], -row["pushed"], row["name"]))
+        queue_stats = await self._queue_stats()
+        ranked = sorted(queue_stats, key=lambda row: (-row["pending"], -row["pushed"], row["name"]))
         chosen = {row["name"] for row in ranked[: self._most_queues]}
         lags = [
             Lag(row["queue_name"], row["group_name"], row["behind"])
@@ -154,8 +154,8 @@ class Scraper:
             workers=[*workers, *({**report.worker_rows()[-1], "age": 0.0} for report in fresh)],
             rates=_with_fresh({row["queue_name"]: dict(row) for row in rates}, fresh),
             queues=sorted(chosen),
-            queues_left_out=len(standings) - len(chosen),
-            pending={row["name"]: row["pending"] for row in standings},
+            queues_left_out=len(queue_stats) - len(chosen),
+            pending={row["name"]: row["pending"] for row in queue_stats},
             lags=lags[:most],
             lags_left_out=max(0, len(lags) - most),
             dead_letters={row["name"]: row["messages"] for row in letters},
@@ -163,11 +163,11 @@ class Scraper:
             paused_groups=[(row["name"], group) for row in paused for group in sorted(row["paused_groups"])],
             paused_topics=[(row["namespace"], row["name"]) for row in topics],
             inbox=await self._inbox(),
-            timers=TimersStanding(*(await self._database.fetch("timers_standing"))[0]),
+            timers=TimerStats(*(await self._database.fetch("timer_stats"))[0]),
         )
 
     async def _inbox(self) -> Inbox:
-        (row,) = await self._database.fetch("inbox_standing")
+        (row,) = await self._database.fetch("inbox_stats")
         return Inbox(*row)
 
 
@@ -202,7 +202,7 @@ class ShardsScraper(Scraper):
 
     def __init__(self, first: Scraper, others: Sequence[Scraper]) -> None:
         super().__init__(
-            first._database, first._lags, first._history, first._recorder, first._standings, first._most_queues
+            first._database, first._lags, first._history, first._recorder, first._queue_stats, first._most_queues
         )
         self._others = others
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
 
-from queen.broker.inspect.standings import Standings
+from queen.broker.inspect.queue_stats import QueueStats
 from queen.monitoring.history import History, TimeRange, lag, number, seen_worker
 from queen.storage.database import Database, Record
 from queen.wire.api.monitoring.analytics import CountingWorker, PopLag, WorkerMetrics, WorkerPoint, WorkerSummary
@@ -65,11 +65,11 @@ class _Sums:
 class Status:
     """Views over one shard. Counts are read live and are exact; series are what workers have counted."""
 
-    def __init__(self, database: Database, history: History, standings: Standings) -> None:
-        """`standings` are those of all queues."""
+    def __init__(self, database: Database, history: History, queue_stats: QueueStats) -> None:
+        """`queue_stats` are those of all queues."""
         self._database = database
         self._history = history
-        self._standings = standings
+        self._queue_stats = queue_stats
         self._summed: tuple[list[Record], _Sums] = ([], _sums([]))
 
     async def overview(self) -> Overview:
@@ -82,7 +82,7 @@ class Status:
           something pending, how many messages that are.
         - throughput: of the last five minutes.
         """
-        now = self._sums(await self._standings())
+        now = self._sums(await self._queue_stats())
         work = await self._history.recent(_RECENT)
         seconds = _RECENT.total_seconds()
         waited = [round(work[f"{what}_ms"] / 1000, 3) for what in ("avg", "median", "max")]
@@ -105,28 +105,28 @@ class Status:
             await self._history.age(),
         )
 
-    def _sums(self, standings: list[Record]) -> _Sums:
+    def _sums(self, queue_stats: list[Record]) -> _Sums:
         """Added up once for as long as they are the same."""
-        if standings is not self._summed[0]:
-            self._summed = (standings, _sums(standings))
+        if queue_stats is not self._summed[0]:
+            self._summed = (queue_stats, _sums(queue_stats))
         return self._summed[1]
 
     async def status(self, times: TimeRange, wanted: QueueFilter, *, with_queues: bool = True) -> StatusView:
         """The current state, and the throughput over a span of time."""
-        standings = await self._standings.of(wanted.queue, wanted.namespace, wanted.task)
-        names = None if wanted.everything else [row["name"] for row in standings]
+        queue_stats = await self._queue_stats.of(wanted.queue, wanted.namespace, wanted.task)
+        names = None if wanted.everything else [row["name"] for row in queue_stats]
         points = await self._throughput(times, names)
         seen = await self._history.seen(times)
-        letters = await self._dead_letters(standings)
+        letters = await self._dead_letters(queue_stats)
 
         over = partial(_total, points)
-        now = partial(_total, standings)
+        now = partial(_total, queue_stats)
         return StatusView(
             times.shown(),
             times.bucket_minutes,
             len(points),
             [_point(point, times) for point in points],
-            [_queue(row) for row in standings if row["stored"]] if with_queues else [],
+            [_queue(row) for row in queue_stats if row["stored"]] if with_queues else [],
             StatusMessages(
                 now("pushed"),
                 now("pending"),
@@ -153,7 +153,7 @@ class Status:
         rows = await self._history.workers(times, host, worker_id)
         queues = await self._history.pop_lags(times)
         seen = await self._history.seen(times, host, worker_id)
-        standings = await self._standings()
+        queue_stats = await self._queue_stats()
 
         over = partial(_total, rows)
         return WorkerMetrics(
@@ -173,7 +173,7 @@ class Status:
                 over("db_errors"),
                 over("ack_failed"),
                 over("dead_letters"),
-                _total(standings, "pending"),
+                _total(queue_stats, "pending"),
             ),
         )
 
@@ -202,12 +202,12 @@ class Status:
                 own[key] = max(own[key], row[key]) if key == "lag_max_ms" else own[key] + row[key]
         return [point | sums.get(point["bucket"], dict.fromkeys(_OF_QUEUES, 0)) for point in points]
 
-    async def _dead_letters(self, standings: list[Record]) -> DeadLetterQueue:
-        names = {row["name"] for row in standings}
+    async def _dead_letters(self, queue_stats: list[Record]) -> DeadLetterQueue:
+        names = {row["name"] for row in queue_stats}
         counts = [row for row in await self._database.fetch("dead_letter_counts") if row["name"] in names]
         errors: list[Record] = []
         if counts:
-            errors = await self._database.fetch("top_errors", [row["id"] for row in standings])
+            errors = await self._database.fetch("top_errors", [row["id"] for row in queue_stats])
         return DeadLetterQueue(
             _total(counts, "messages"),
             _total(counts, "partitions"),

@@ -42,11 +42,12 @@ _SCHEMA: Final = (
 _FOLDERS: Final = ", date string, hour string"
 
 
-def open_archive(root: Path) -> Manifest:
+def open_archive(root: str | Path) -> Manifest:
     """Raises `ArchiveError` when there is none."""
-    manifest = Manifest(root)
-    if not manifest.exists:
-        raise ArchiveError(f"{root} is no archive; make one with: queen pipeline archive QUEUE --to {root}")
+    path = Location.parse(str(root)).path
+    manifest = Manifest(path) if path is not None else None
+    if manifest is None or not manifest.exists:
+        raise ArchiveError(f"{root} is not an archive; make one with: queen pipeline archive QUEUE --to {root}")
     return manifest
 
 
@@ -99,8 +100,8 @@ def reading(root: str | Path, as_of: AsOf = None, catalog: str | None = None) ->
         yield _TableView(open_table(kind, location, catalog).files(as_of))
         return
     if as_of is not None:
-        raise ArchiveError(f"{root} is no table, and has no versions: --as-of is for archives in delta and iceberg")
-    manifest = open_archive(Path(root))
+        raise ArchiveError(f"{root} is not a table, and has no versions: --as-of is for archives in delta and iceberg")
+    manifest = open_archive(root)
     with manifest.reading() as snapshot:
         yield _DirectoryView(manifest, snapshot.files)
 

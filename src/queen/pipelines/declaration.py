@@ -72,8 +72,8 @@ SINK_OPTIONS: Final[Mapping[SinkKind, frozenset[str]]] = {
     SinkKind.QUEUE: frozenset({"partition", "transaction_id", "payload", "mode"}),
     SinkKind.TOPIC: frozenset({"priority", "deliver_after", "idempotency_key", "payload", "mode"}),
     SinkKind.PARQUET: frozenset({"partition_by"}),
-    SinkKind.DELTA: frozenset({"partition_by", "key", "order_by", "delete_when"}),
-    SinkKind.ICEBERG: frozenset({"partition_by", "key", "order_by", "delete_when", "catalog"}),
+    SinkKind.DELTA: frozenset({"partition_by", "key", "order_by", "delete_when", "mode"}),
+    SinkKind.ICEBERG: frozenset({"partition_by", "key", "order_by", "delete_when", "catalog", "mode"}),
     SinkKind.POSTGRES: frozenset({"database", "key", "order_by", "mode"}),
     SinkKind.CONSOLE: frozenset({"rows", "mode"}),
 }

@@ -130,7 +130,7 @@ class Manifest:
     def reading(self) -> Iterator[Snapshot]:
         """What is committed now; its files stay in place while they are read."""
         if not self.exists:
-            raise ArchiveError(f"{self.root} is no archive: it has no _manifest")
+            raise ArchiveError(f"{self.root} is not an archive: it has no _manifest")
         while True:
             with self._lock("readers", fcntl.LOCK_SH):
                 if not self._abandoned():

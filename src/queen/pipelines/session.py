@@ -49,7 +49,7 @@ _HOW: Final = (
 def require_spark(environ: Mapping[str, str] = os.environ) -> None:
     """Raises `SparkMissing`, which says what to install."""
     if importlib.util.find_spec("pyspark") is None:
-        raise SparkMissing("PySpark is not installed: pip install 'queen-broker[spark]'")
+        raise SparkMissing("PySpark is not installed: pip install '.[spark]' in a clone")
     java = find_java(environ)
     if java is None:
         raise SparkMissing(f"no Java was found.\n{_HOW}")

@@ -6,24 +6,22 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 import psycopg
 from psycopg import sql
 from psycopg.raw_cursor import RawCursor
 from pyspark.sql import Column, DataFrame, functions
 
-from queen.pipelines.declaration import SINK_OPTIONS, WINDOW_TIME, Sink, SinkKind
+from queen.pipelines.declaration import SINK_OPTIONS, Sink, SinkKind
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem
 from queen.pipelines.manifest import Manifest, staged_files
 from queen.pipelines.session import Connection
 from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, open_table
+from queen.pipelines.tables.sink import LakeSink, newest_last
 from queen.spark.sink.foreach import BatchSink
 from queen.storage.statements import sql as statement
-
-if TYPE_CHECKING:
-    from queen.pipelines.tables.sink import LakeSink
 
 
 def local(path: Path) -> str:
@@ -61,8 +59,6 @@ def count_rows(file: Path) -> int:
 
 
 _ORDER: Final = "queen_pipeline_order"
-# The order of messages, where rows still know the messages they came from.
-_MESSAGE_ORDER: Final = ("_created_at", "_offset")
 
 
 class TableSink:
@@ -94,8 +90,7 @@ class TableSink:
     def __call__(self, rows: DataFrame, batch: int) -> int:
         """Returns how many rows were written: none when the batch was written before."""
         if self._key:
-            order = self._order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
-            rows = rows.orderBy(*order) if order else rows
+            rows = newest_last(rows, self._order_by)
         rows = _plain(rows.select(*_own(rows)))
         with psycopg.connect(self._database) as connection, RawCursor(connection) as cursor:
             if cursor.execute(statement("pipeline_take_batch").encode(), (self._writer, batch)).fetchone() is None:
@@ -139,7 +134,6 @@ class TableSink:
 
 def _plain(rows: DataFrame) -> DataFrame:
     """Every column as a value or text that PostgreSQL reads: times with their zone, nested values as JSON."""
-    from pyspark.sql import functions
     from pyspark.sql.types import ArrayType, MapType, StructType, TimestampType
 
     columns = []
@@ -226,7 +220,9 @@ class Sinks:
             return ConsoleSink(sys.stdout, int(sink.options.get("rows", _CONSOLE_ROWS)))
         writer = f"{self._pipeline}.{sink.name}.{writer_id(self._checkpoint)}"
         if sink.kind is SinkKind.PARQUET:
-            return ParquetSink(Path(sink.target), writer, _names(sink, "partition_by"))
+            path = Location.parse(sink.target).path
+            assert path is not None
+            return ParquetSink(path, writer, _names(sink, "partition_by"))
         if sink.kind in (SinkKind.DELTA, SinkKind.ICEBERG):
             return self._table(sink, writer)
         database = sink.options.get("database") or next(iter(self._connection.databases), None)
@@ -238,8 +234,6 @@ class Sinks:
         return table
 
     def _table(self, sink: Sink, writer: str) -> LakeSink:
-        from queen.pipelines.tables.sink import LakeSink
-
         location = Location.parse(sink.target)
         catalog = sink.options.get("catalog")
         if catalog is None and location.path is None:

@@ -29,8 +29,9 @@ from queen.pipelines.declaration import (
     WindowKind,
     tables_of,
 )
-from queen.pipelines.errors import Problem, Where
-from queen.wire import durations
+from queen.pipelines.errors import PipelineError, Problem, Where
+from queen.pipelines.tables.locations import Location
+from queen.wire.times import EXPECTED_DURATION, duration_ms
 
 _TIMED: Final = ("event_time", "lateness", "expect")
 _WINDOWS: Final = tuple(kind.value for kind in WindowKind)
@@ -113,6 +114,8 @@ class SpecReader:
         target = "" if kind == "console" else self._text(spec, kind, where) or ""
         if kind == "topic" and target.count("/") != 1:
             self.report(self._where(spec, kind, where), f"{what}: a topic is given as namespace/topic, not {target!r}")
+        if kind in ("parquet", "delta", "iceberg") and target:
+            self._directory(what, spec, kind, where)
         options = {key: value for key in allowed if (value := self._listed(spec, key, where)) is not None}
         self._positive(options, "rows", spec, where)
         if options.get("mode", OutputMode.APPEND) not in tuple(OutputMode):
@@ -134,8 +137,8 @@ class SpecReader:
     def trigger(self, given: object, where: Where) -> str:
         """How often batches begin."""
         text = str(given)
-        if text != "once" and durations.milliseconds(text) is None:
-            self.report(where, f"trigger: {text!r} is neither 'once' nor {durations.EXPECTED}")
+        if text != "once" and duration_ms(text) is None:
+            self.report(where, f"trigger: {text!r} is neither 'once' nor {EXPECTED_DURATION}")
         return text
 
     def report(self, where: Where, text: str) -> None:
@@ -178,7 +181,7 @@ class SpecReader:
         slide = self._duration(what, spec, "every", where) if "every" in spec else None
         if kind is WindowKind.SLIDING and slide is None:
             self.report(where, f"{what} needs 'every', how far apart its sliding windows begin")
-        if slide is not None and (durations.milliseconds(slide) or 0) > (durations.milliseconds(size) or 0):
+        if slide is not None and (duration_ms(slide) or 0) > (duration_ms(size) or 0):
             self.report(self._where(spec, "every", where), f"{what}: 'every' must not be longer than the window")
         aggregate = self._mapping(what, spec, "aggregate", where)
         if not aggregate:
@@ -274,9 +277,9 @@ class SpecReader:
 
     def _duration(self, what: str, spec: Mapping[str, Any], key: str, where: Where) -> str:
         text = str(spec.get(key))
-        found = durations.milliseconds(text)
+        found = duration_ms(text)
         if found is None or (found == 0 and key != "lateness"):
-            self.report(self._where(spec, key, where), f"{what}: {key}: {text!r} is not {durations.EXPECTED}")
+            self.report(self._where(spec, key, where), f"{what}: {key}: {text!r} is not {EXPECTED_DURATION}")
         return text
 
     def _positive(self, options: Mapping[str, str], key: str, spec: Mapping[str, Any], where: Where) -> None:
@@ -287,7 +290,7 @@ class SpecReader:
     def _share(self, options: Mapping[str, str], key: str, spec: Mapping[str, Any], where: Where) -> None:
         text = options.get(key)
         if text is not None and not (_SHARE.fullmatch(text) and 0.01 <= float(text) <= 1):
-            said = f"'{key}' must be a share of the time from 0.01 to 1, not {text!r}"
+            said = f"'{key}' must be a share of the machine from 0.01 to 1, not {text!r}"
             self.report(self._where(spec, key, where), said)
 
     def _pattern(self, spec: Mapping[str, Any], key: str, where: Where) -> None:
@@ -296,6 +299,16 @@ class SpecReader:
             re.compile(text or "")
         except re.error as error:
             self.report(self._where(spec, key, where), f"'{key}' is not a regular expression: {text!r} ({error})")
+
+    def _directory(self, what: str, spec: Mapping[str, Any], kind: str, where: Where) -> None:
+        place = self._where(spec, kind, where)
+        try:
+            location = Location.parse(str(spec[kind]))
+        except PipelineError as error:
+            self.report(place, f"{what}: {error}")
+            return
+        if kind == "parquet" and location.path is None:
+            self.report(place, f"{what}: plain Parquet is written to directories; in an object store use delta")
 
     def _holding_back(self, what: str, options: Mapping[str, str], spec: Mapping[str, Any], where: Where) -> None:
         """A batch may wait for so many rows, for so long."""

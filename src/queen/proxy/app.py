@@ -229,7 +229,7 @@ class Proxy:
             upstream = await upstreams.connect()
         except (OSError, TimeoutError) as error:
             log.error(
-                "%s %s could not be passed on: %s",
+                "%s %s could not be forwarded: %s",
                 exchange.method.decode(),
                 exchange.path,
                 error or type(error).__name__,

@@ -34,7 +34,7 @@ class Behind(Protocol):
         """The next answer is that to this request."""
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more."""
+        """The client no longer waits for the response."""
 
 
 class Client(Protocol):
@@ -60,7 +60,7 @@ class Client(Protocol):
         """The answer is out."""
 
     def failed(self, exchange: Exchange) -> None:
-        """The server behind has gone away in the middle of it."""
+        """The server behind has closed the connection in the middle of it."""
 
     def open_tunnel(self, exchange: Exchange, behind: Behind) -> None:
         """From now on bytes go both ways as they are."""

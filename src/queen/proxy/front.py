@@ -140,7 +140,7 @@ class Front(asyncio.Protocol):
             self._feed_first(data)
 
     def eof_received(self) -> None:
-        # Whoever sends no more is taken for gone, as nearly everybody is.
+        # A client that has closed its sending side is taken for gone, as nearly all are.
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -379,7 +379,7 @@ class Front(asyncio.Protocol):
         if exchange.started:
             self.transport.abort()
         else:
-            log.error("%s could not be passed on: the connection was closed", exchange.method.decode())
+            log.error("%s could not be forwarded: the connection was closed", exchange.method.decode())
             self.answer(exchange, 502, BAD_GATEWAY)
 
     def answer(

@@ -145,7 +145,7 @@ class Login:
         return _json(404, {"error": "Not Found"})
 
     async def identify(self, asked: Asked) -> Identity | None:
-        """Whoever asks: by bearer token, or by cookie."""
+        """The user of a request, by bearer token or by cookie."""
         token = login_token(asked)
         return await self.sessions.identify(token) if token else None
 
@@ -155,8 +155,11 @@ class Login:
             return None
         origin, site = asked.headers.get("origin"), asked.headers.get("sec-fetch-site")
         if asked.method in ("GET", "HEAD", "OPTIONS") and asked.headers.get("upgrade", "").lower() != "websocket":
-            # Links of other sites may open pages; a GET for anything else may take messages.
-            own = site not in ("cross-site", "same-site") or not asked.is_for_programs
+            # Links of other sites may open pages; a GET for anything else may take messages. Older browsers say only
+            # the origin.
+            linked = site in ("cross-site", "same-site")
+            called = origin is not None and not is_same_host(origin, asked.host)
+            own = not (linked or called) or not asked.is_for_programs
         elif origin is not None:
             own = is_same_host(origin, asked.host)
         else:

@@ -110,7 +110,7 @@ class OpenId:
                 return self._found
             raise SignInFailed("google_failed", f"{url} could not be read: {error}") from error
         if found.issuer.rstrip("/") != self.provider.issuer.rstrip("/"):
-            raise SignInFailed("google_failed", f"{url} is about another issuer, {found.issuer}")
+            raise SignInFailed("google_failed", f"{url} describes another issuer, {found.issuer}")
         if self._found is None or found.jwks_uri != self._found.jwks_uri:
             issuers = [found.issuer]
             if self._google:

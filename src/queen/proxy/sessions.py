@@ -90,7 +90,7 @@ class Sessions:
         self._recent.clear()
 
     def recall(self, token: str) -> Identity | None:
-        """Whoever has shown this token a moment ago; None: it has to be looked at again."""
+        """The user of a token that was verified a moment ago; None: it has to be verified again."""
         known = self._recent.get(token)
         if known is None:
             return None
@@ -100,7 +100,7 @@ class Sessions:
         return None
 
     async def identify(self, token: str) -> Identity | None:
-        """Whoever shows this token; None when it is not valid."""
+        """The user of this token; None when it is not valid."""
         identity = await self._identify(token)
         if identity is not None:
             until = time.monotonic() + min(_LIVE_SECONDS, identity.expires - time.time())
@@ -145,7 +145,7 @@ class Sessions:
         )
 
     def _program(self, token: str, verified: Verified) -> Identity | None:
-        """Whoever shows a token of `queen token create`: it has no session, and is valid until it expires."""
+        """The user of a token of `queen token create`: it has no session, and is valid until it expires."""
         principal = verified.principal
         if verified.claims.get("iss") == self._settings.internal_issuer:
             # Made for services behind another proxy, and not for coming back here.

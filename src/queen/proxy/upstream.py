@@ -95,7 +95,7 @@ class Upstream(asyncio.Protocol):
         self._exchange = exchange
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more; the server behind notices."""
+        """The client no longer waits for the response; the server behind notices."""
         self._exchange = None
         self.transport.abort()
 
@@ -135,7 +135,7 @@ class Upstream(asyncio.Protocol):
         except HttpParserUpgrade as upgraded:
             self._begin_tunnel(data[upgraded.args[0] :])
         except HttpParserError as error:
-            log.error("the server behind sent what is no HTTP: %s", error)
+            log.error("upstream sent an invalid HTTP response: %s", error)
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -21,7 +21,7 @@ _NAME: Final = re.compile(r"[\w.@+-]{1,255}")
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who may log in."""
+    """A user who may log in."""
 
     id: int
     username: str

@@ -52,7 +52,7 @@ class ReadyQueue(Protocol):
         ...
 
     def drop(self, topic: int, token: str) -> None:
-        """Nobody will use this queue again."""
+        """The queue is no longer used."""
         ...
 
     async def begin(self, topic: int, token: str, limit: int) -> FillTurn:

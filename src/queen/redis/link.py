@@ -48,7 +48,7 @@ class RedisLink:
             import redis.exceptions
         except ImportError as error:
             raise SettingsError(
-                "REDIS_ADDRS is set, but the package redis is not installed: queen-broker[redis]"
+                "REDIS_ADDRS is set, but the package redis is not installed: pip install '.[redis]' in a clone"
             ) from error
 
         self.prefix = settings.redis_prefix

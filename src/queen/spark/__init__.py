@@ -9,7 +9,7 @@ try:
     import pyspark as _pyspark
 except ImportError as error:
     raise ImportError(
-        "queen.spark needs PySpark and Java 17 or newer: pip install 'queen-broker[spark]', and install Java"
+        "queen.spark needs PySpark and Java 17 or newer: pip install '.[spark]' in a clone, and install Java"
         " (on Debian and Ubuntu: apt install openjdk-17-jre-headless)"
     ) from error
 

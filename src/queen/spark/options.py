@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -18,10 +18,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from queen.errors import BadRequest, SettingsError
-from queen.wire.durations import EXPECTED, milliseconds
+from queen.wire.api.messages.stages import LARGEST_BATCH
 from queen.wire.push import check_name
-from queen.wire.stages import LARGEST_BATCH
-from queen.wire.times import parse_time
+from queen.wire.times import EXPECTED_DURATION, duration_ms, parse_time
 
 _ACCESS: Final = ("databaseUrls", "encryptionKey", "server", "token", "outageGraceSeconds")
 _OUTAGE_GRACE_SECONDS: Final = 30.0
@@ -54,7 +53,8 @@ _READING: Final = (
     "topic",
 )
 
-_OF_MESSAGES: Final = ("subscribePattern", "partitions", "maxReadShare")
+_OF_ALL_TABLES: Final = ("queue", "path", "table", "what", "columns", "group", "namespace", "topic")
+_OF_TOPICS: Final = ("namespace", "topic")
 
 Offsets = dict[str, dict[str, int]]
 """Queue, partition, offset. The queue is empty where only partitions were named."""
@@ -159,7 +159,7 @@ class ReadOptions:
     limits: BatchLimits
     max_tasks: int
     max_read_share: float
-    """How much of the time each task is at work; the rest it pauses."""
+    """How much of the machine a read may take; tasks pause for it."""
     fail_on_data_loss: bool | None
     group: str | None
     mirror_group: str | None
@@ -212,32 +212,41 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
     if queues and pattern is not None:
         raise SettingsError("give either queue or subscribePattern, not both")
     if table is not Table.MESSAGES:
-        _refuse(
-            given,
-            table,
-            (*_OF_MESSAGES, "startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp", "schema"),
-        )
+        for name in _given(given, (name for name in _READING if name not in _OF_ALL_TABLES)):
+            raise SettingsError(f"option {name} is for messages; table {table} is read whole")
     if table is Table.TOPIC and queues:
         raise SettingsError("topics are not in queues: name them with options namespace and topic")
+    if table is not Table.TOPIC:
+        for name in _given(given, _OF_TOPICS):
+            raise SettingsError(f"option {name} is for items of topics, which option table with the value topic reads")
     if len(set(queues)) < len(queues):
         raise SettingsError(f"option queue names a queue twice: {', '.join(queues)}")
     several = len(queues) if pattern is None else 2
     if given.get("parsedcolumn") and not given.get("schema"):
         raise SettingsError("parsedColumn names the struct that schema is parsed into: give option schema as well")
     ending = _edge(given, "ending", several) or LATEST
+    starting = _edge(given, "starting", several)
     if ending.kind is EdgeKind.EARLIEST:
         raise SettingsError("endingOffsets cannot be earliest: nothing would be read")
+    if starting is not None and starting.time is not None and ending.time is not None and starting.time > ending.time:
+        raise SettingsError("endingTimestamp is before startingTimestamp: nothing would be read")
+    partitions = _names(given, "partitions")
+    if given.get("partitions") and not partitions:
+        raise SettingsError("option partitions names none: leave it out to read them all")
+    columns = _names(given, "columns")
+    if len(set(columns)) < len(columns):
+        raise SettingsError(f"option columns names a column twice: {', '.join(columns)}")
     return ReadOptions(
         access=parse_access(options, environment),
         table=table,
         queues=queues,
         pattern=pattern,
-        partitions=frozenset(_names(given, "partitions")) or None,
-        columns=_names(given, "columns") or None,
+        partitions=frozenset(partitions) or None,
+        columns=columns or None,
         schema=given.get("schema") or None,
         parsed_column=given.get("parsedcolumn") or None,
         mode=_choice(ParseMode, "mode", (given.get("mode") or ParseMode.PERMISSIVE.value).upper()),
-        starting=_edge(given, "starting", several),
+        starting=starting,
         ending=ending,
         limits=_limits(given),
         max_tasks=_count(given, "maxTasks") or os.cpu_count() or 1,
@@ -263,9 +272,9 @@ def _limits(given: Mapping[str, str]) -> BatchLimits:
             raise SettingsError(
                 "maxTriggerDelay is how long a batch waits for minOffsetsPerTrigger messages: give that option as well"
             )
-        found = milliseconds(text)
+        found = duration_ms(text)
         if found is None:
-            raise SettingsError(f"maxTriggerDelay must be {EXPECTED}, not {text!r}")
+            raise SettingsError(f"maxTriggerDelay must be {EXPECTED_DURATION}, not {text!r}")
         delay = found / 1000
     return BatchLimits(most, least, _count(given, "maxBytesPerTrigger"), delay)
 
@@ -281,10 +290,9 @@ def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:
             raise SettingsError(f"format queen has no option {name!r} here; {hint}")
 
 
-def _refuse(given: Mapping[str, str], table: Table, names: Iterable[str]) -> None:
-    for name in names:
-        if given.get(name.lower()):
-            raise SettingsError(f"option {name} is for messages; table {table} is read whole")
+def _given(given: Mapping[str, str], names: Iterable[str]) -> Iterator[str]:
+    """Those of some options that were given."""
+    return (name for name in names if given.get(name.lower()))
 
 
 def _lower(options: Mapping[str, str]) -> dict[str, str]:
@@ -344,7 +352,7 @@ def _share(given: Mapping[str, str], name: str) -> float:
     except ValueError:
         share = 0.0
     if not 0.01 <= share <= 1:
-        raise SettingsError(f"{name} must be a share of the time from 0.01 to 1, not {text!r}")
+        raise SettingsError(f"{name} must be a share of the machine from 0.01 to 1, not {text!r}")
     return share
 
 

@@ -121,8 +121,6 @@ def schema_of(options: ReadOptions) -> StructType | str:
     chosen = StructType([table[name] for name in names])
     if options.schema is None:
         return chosen
-    if options.table is not Table.MESSAGES:
-        raise SettingsError(f"option schema parses the payload of messages; {options.table} has none to parse")
     return _with_payload(chosen, options.schema.strip(), options.mode, options.parsed_column)
 
 

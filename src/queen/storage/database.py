@@ -60,7 +60,7 @@ class Availability:
         self.answers = 0
 
     def check(self) -> None:
-        """Raises `DatabaseUnavailable` at once rather than after trying in vain."""
+        """Raises `DatabaseUnavailable` at once instead of after a timeout."""
         if self.down:
             raise self.error()
 

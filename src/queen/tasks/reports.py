@@ -1,4 +1,4 @@
-"""What a worker tells the server about itself, for `GET /api/v1/tasks` and the dashboard."""
+"""What a worker reports to the server, for `GET /api/v1/tasks` and the dashboard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from queen.client.errors import RequestError
 from queen.tasks.app import App, Schedule
 from queen.tasks.jobs import Context, text_of_error
 from queen.tasks.task import Task
-from queen.wire.task_apps import (
+from queen.wire.api.resources.tasks import (
     APPLICATION_KEY,
     WORKER_PREFIX,
     FailedAttempt,

@@ -214,7 +214,7 @@ def check_name(name: str, what: str, where: str) -> None:
 
 
 def check_utf8(body: bytes) -> None:
-    """The decoder passes payloads over without reading their text, so bad bytes are looked for here."""
+    """The decoder passes payloads over without reading their text, so invalid UTF-8 is detected here."""
     if body.isascii():
         return
     try:

@@ -1,9 +1,21 @@
-"""Times on the wire: ISO-8601 in UTC with a literal Z."""
+"""Times as text (ISO-8601 in UTC with a literal Z), and durations (`30 seconds`, `5 min`, `1 hour 30 minutes`)."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import overload
+from typing import Final, overload
+
+_PART: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_MILLISECONDS: Final = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1000),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000),
+    **dict.fromkeys(("h", "hour", "hours"), 3_600_000),
+    **dict.fromkeys(("d", "day", "days"), 86_400_000),
+    **dict.fromkeys(("w", "week", "weeks"), 604_800_000),
+}
+EXPECTED_DURATION: Final = "a length of time such as '30 seconds', '5 minutes' or '1h'"
 
 
 def iso_micros(moment: datetime) -> str:
@@ -50,3 +62,23 @@ def parse_time(text: str) -> datetime | None:
 def _iso(moment: datetime, precision: str) -> str:
     # Not strftime: it writes the year 251 with three digits.
     return moment.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=precision) + "Z"
+
+
+def duration_ms(text: str) -> int | None:
+    """Milliseconds of a duration; None when it cannot be parsed."""
+    total, at = 0.0, 0
+    while at < len(text):
+        part = _PART.match(text, at)
+        if part is None or part[2].lower() not in _MILLISECONDS:
+            return None
+        total += float(part[1]) * _MILLISECONDS[part[2].lower()]
+        at = part.end()
+    return round(total) if text.strip() else None
+
+
+def spark_interval(text: str) -> str:
+    """A duration in the form of Spark's intervals."""
+    found = duration_ms(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not {EXPECTED_DURATION}")
+    return f"{found} milliseconds"

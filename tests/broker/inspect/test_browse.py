@@ -46,6 +46,14 @@ async def test_the_list_shows_messages_newest_first_without_their_payloads(api: 
     assert (answer.body["total"], answer.body["limit"], answer.body["offset"]) == (2, 200, 0)
 
 
+async def test_the_list_has_as_much_of_each_payload_as_was_asked_for(api: Api) -> None:
+    await api.push("orders", {"name": "Ada"}, 7)
+    assert [one["preview"] for one in await listed(api, queue="orders", preview=1000)] == ["7", '{"name": "Ada"}']
+    assert [one["preview"] for one in await listed(api, queue="orders", preview=12)] == ["7", '{"name": "Ad']
+    assert "preview" not in (await listed(api, queue="orders"))[0]
+    assert (await api.call("GET", "/api/v1/messages", preview=1001)).status == 400
+
+
 async def test_the_list_is_filtered_by_queue_partition_namespace_and_task(api: Api) -> None:
     for queue, partition in (("a.x", "1"), ("a.y", "1"), ("b.x", "1"), ("b.x", "2")):
         await api.push(queue, 0, partition=partition)

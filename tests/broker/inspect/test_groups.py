@@ -328,7 +328,7 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
             waiting = asyncio.create_task(api.pop("orders", partition, **query))
             await parked(api)
             await seek(other, "g", "orders", {"timestamp": BEGINNING})
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(100):
                 assert [message["data"] for message in await waiting] == [1]
 
 
@@ -649,7 +649,7 @@ async def test_deleting_a_group_ends_its_leases_and_wakes_who_waits(api: Api) ->
     waiting = asyncio.create_task(api.pop("orders", consumerGroup="g", wait=True, timeout=20_000))
     await parked(api)
     await delete(api, "g")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         assert [message["data"] for message in await waiting] == [1]
     (result,) = await api.ack(messages, group="g")
     assert (result["success"], result["error"]) == (False, "Invalid or expired lease")
@@ -743,7 +743,9 @@ async def test_positions_of_a_group_are_searched_sorted_and_paged(api: Api, conn
     ]
     assert page["total"] == 3
     whole = (await api.call("GET", f"{GROUPS}/g")).body["q"]["partitions"]
-    assert page["partitions"] == whole
+    # A second may have passed between the two.
+    without_age = [one | {"timeLagSeconds": 0} for one in page["partitions"]]
+    assert without_age == [one | {"timeLagSeconds": 0} for one in whole]
     names = {
         "behind": ["p4", "p2", "p3"],
         "consumed": ["p3", "p4", "p2"],

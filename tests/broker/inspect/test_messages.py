@@ -106,7 +106,7 @@ async def test_a_batch_that_ends_with_deleted_messages_is_finished_by_acking_the
     (result,) = await api.ack(await api.pop("orders", batch=3))
     assert result["success"] is True and result["leaseReleased"] is True
     await api.push("orders", 4)
-    assert [message["data"] for message in await api.pop("orders", batch=3, wait=True, timeout=5000)] == [4]
+    assert [message["data"] for message in await api.pop("orders", batch=3, wait=True, timeout=60_000)] == [4]
 
 
 async def test_a_batch_whose_messages_were_all_deleted_does_not_block_the_partition(api: Api) -> None:
@@ -121,7 +121,7 @@ async def test_a_batch_whose_messages_were_all_deleted_does_not_block_the_partit
     await api.push("orders", "next")
     for query in queries:
         group = f"g{query}"
-        messages = await api.pop("orders", consumerGroup=group, wait=True, timeout=5000, **query)
+        messages = await api.pop("orders", consumerGroup=group, wait=True, timeout=60_000, **query)
         assert [message["data"] for message in messages] == ["next"]
 
 
@@ -133,7 +133,7 @@ async def test_deleting_all_of_one_partition_does_not_hold_it_in_a_pop_of_severa
     messages = await api.pop("orders", batch=10, partitions=2)
     assert [message["data"] for message in messages] == [2]
     await api.push("orders", 3, partition="x")
-    later = await api.pop("orders", "x", batch=10, wait=True, timeout=5000)
+    later = await api.pop("orders", "x", batch=10, wait=True, timeout=60_000)
     assert [message["data"] for message in later] == [3]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from queen.broker.inspect import resources, standings
+from queen.broker.inspect import queue_stats, resources
 from tests.conftest import StartServer
 from tests.support.api import Api
 
@@ -47,7 +47,7 @@ async def test_a_queue_is_shown_without_its_partitions(api: Api) -> None:
 async def test_counters_of_a_large_queue_are_those_of_the_last_count(
     start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (resources, standings):
+    for module in (resources, queue_stats):
         monkeypatch.setattr(module, "LARGE", 3)
     api = await start_server()
     for number in range(3):

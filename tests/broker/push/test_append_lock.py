@@ -49,7 +49,7 @@ async def test_workers_that_both_have_work_alternate(
                 order.append(number)
                 inside -= 1
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await asyncio.gather(work(0), work(1))
     assert sum(one != other for one, other in itertools.pairwise(order)) > 30
 
@@ -59,7 +59,7 @@ async def test_a_worker_whose_peer_had_its_turn_does_not_wait_for_it(
 ) -> None:
     monkeypatch.setattr(module, "_POLL", 60.0)
     first, second = workers
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         async with first:
             waiting = asyncio.create_task(_take(second))
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_a_worker_whose_peer_had_its_turn_does_not_wait_for_it(
 async def test_a_peer_that_asked_and_died_holds_nobody_up_for_long(workers: tuple[AppendLock, AppendLock]) -> None:
     first, _ = workers
     first.peer_wants()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await _take(first)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 
 import psutil
 import pytest
@@ -27,20 +26,19 @@ async def test_pushes_beyond_what_may_wait_are_refused_at_once_and_the_others_ar
     await transaction.start()
     await connection.execute("SELECT FROM queen.partitions FOR UPDATE")
 
-    async def push(number: int) -> tuple[int, Answer, float]:
-        begun = time.perf_counter()
+    async def push(number: int) -> tuple[int, Answer]:
         item = {"queue": "q", "payload": payload, "transactionId": str(number)}
-        return number, await api.call("POST", "/api/v1/push", {"items": [item]}), time.perf_counter() - begun
+        return number, await api.call("POST", "/api/v1/push", {"items": [item]})
 
     before = psutil.Process().memory_info().rss
     pushes = [asyncio.create_task(push(number)) for number in range(150)]
-    done: set[asyncio.Task[tuple[int, Answer, float]]] = set()
+    done: set[asyncio.Task[tuple[int, Answer]]] = set()
     waiting = set(pushes)
     while len(done) < 50:
-        finished, waiting = await asyncio.wait(waiting, timeout=30, return_when=asyncio.FIRST_COMPLETED)
+        finished, waiting = await asyncio.wait(waiting, timeout=100, return_when=asyncio.FIRST_COMPLETED)
         assert finished, "nobody is refused"
         done |= finished
-    for _, answer, _ in (task.result() for task in done):
+    for _, answer in (task.result() for task in done):
         assert answer.status == 503
         assert answer.headers["Retry-After"] == "1"
         assert "try again" in answer.body["error"]
@@ -51,8 +49,8 @@ async def test_pushes_beyond_what_may_wait_are_refused_at_once_and_the_others_ar
     await transaction.rollback()
     results = await asyncio.gather(*pushes)
     stored = {int(message.transaction_id) for message in (await stored_messages(connection, "q"))[1:]}
-    assert stored == {number for number, answer, _ in results if answer.status == 201}
-    assert {answer.status for _, answer, _ in results} == {201, 503}
+    assert stored == {number for number, answer in results if answer.status == 201}
+    assert {answer.status for _, answer in results} == {201, 503}
     assert len(stored) >= 50
     (result,) = await api.push("q", "last")
     assert result["status"] == "queued"
@@ -79,7 +77,7 @@ async def test_what_waits_too_long_for_a_lock_is_to_be_tried_again(
         ("POST", "/api/v1/transaction", {"operations": [{"type": "push", **push}]}),
         ("POST", "/api/v1/transaction", {"operations": [{"type": "ack", **ack}]}),
     ]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         answers = await asyncio.gather(*(api.call(method, path, body) for method, path, body in requests))
     assert {answer.status for answer in answers} == {503}
     assert {answer.headers["Retry-After"] for answer in answers} == {"1"}

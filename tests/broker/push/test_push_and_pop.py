@@ -29,7 +29,7 @@ async def test_a_failed_message_in_the_middle_of_a_batch_is_redelivered_first(ap
     messages = await api.pop("jobs", batch=3)
     results = await api.ack(messages, ["completed", "failed", "completed"])
     assert [result["success"] for result in results] == [True, True, False]
-    again = await api.pop("jobs", batch=3, wait=True, timeout=5000)
+    again = await api.pop("jobs", batch=3, wait=True, timeout=60_000)
     assert [message["data"] for message in again] == [2, 3]
 
 

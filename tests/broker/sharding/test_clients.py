@@ -38,7 +38,7 @@ def server(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("client", list(Implementation))
+@pytest.mark.parametrize("client", [Implementation.PUBLISHED, pytest.param(Implementation.OWN, marks=pytest.mark.soak)])
 def test_a_client_notices_nothing_of_shards(client: Implementation, server: Served) -> None:
     python = str(client_python(_ROOT / ".venv-client")) if client is Implementation.PUBLISHED else sys.executable
     chosen = [one.id for one in all_scenarios() if _is_chosen(one)]

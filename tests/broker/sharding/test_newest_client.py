@@ -9,7 +9,7 @@ import pytest
 
 from queen.embedded import EmbeddedPostgres
 from tests.acceptance.served import served
-from tests.acceptance.test_newest_python_client import ADDED, FORMS, REFUSED, its_cases
+from tests.acceptance.test_newest_python_client import ADDED, FORMS, FORMS_PATH, REFUSED, its_cases
 from tests.broker.sharding.test_clients import make_databases
 
 
@@ -21,7 +21,7 @@ def test_what_the_newest_client_added_works_over_shards(postgres: EmbeddedPostgr
     (tmp_path / "server").mkdir()
     with served(tmp_path / "server", DATABASE_URLS=",".join(postgres.dsn(name) for name in names)) as server:
         files = [f"tests/{name}.py" for name in ADDED]
-        cases, _ = its_cases(server, tmp_path, *files, "tests/test_forms.py", "-n", "3", "--dist", "loadfile")
+        cases, _ = its_cases(server, tmp_path, *files, FORMS_PATH, "-n", "3", "--dist", "loadfile")
     assert len(cases) == sum(ADDED.values()) - len(REFUSED) + FORMS
     for case in cases:
         failure = case.find("failure")

@@ -182,7 +182,7 @@ async def test_a_pop_over_a_namespace_takes_from_every_shard(api: Api) -> None:
         await api.push(queue, queue)
     seen = set()
     for _ in queues:
-        answer = await api.call("GET", "/api/v1/pop", namespace="space", wait=True, timeout=5000, autoAck=True)
+        answer = await api.call("GET", "/api/v1/pop", namespace="space", wait=True, timeout=60_000, autoAck=True)
         seen.add(answer.body["messages"][0]["data"])
     assert seen == set(queues)
     assert (await api.call("GET", "/api/v1/pop", namespace="space")).status == 204
@@ -261,7 +261,7 @@ async def test_a_websocket_consumes_from_every_shard(api: Api) -> None:
             await socket.send_json({"type": "subscribe", "id": queue, "queue": queue, "credit": 5})
         seen: set[str] = set()
         while len(seen) < 2:
-            told = await socket.receive_json(timeout=30)
+            told = await socket.receive_json(timeout=100)
             assert told["type"] != "error", told
             if told["type"] == "batch":
                 seen.update(message["data"] for message in told["messages"])

@@ -115,7 +115,7 @@ async def test_each_item_is_given_once_however_it_is_asked_for(start_server: Sta
             some = await (topics.dequeue(4, topic=random.choice(NAMES)) if single else many(topics, limit=5))
             got.extend(values(some))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await asyncio.gather(*(take(topics, single) for topics in workers for single in (True, False, False)))
     assert sorted(got) == list(range(count))
 

@@ -259,7 +259,7 @@ async def test_waiting_dequeues_share_what_fits_and_the_others_come_next(start_t
     waiting = [asyncio.create_task(topics.dequeue(limit=1, wait=True, timeout=30_000)) for _ in range(5)]
     await until(lambda: len(inside(topics).dequeuer.waiting) == 5, 30)
     await topics.enqueue(*(item(f"{number}" + "x" * 100_000) for number in range(5)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         found = [values(some)[0][0] for some in await asyncio.gather(*waiting)]
     assert sorted(found) == ["0", "1", "2", "3", "4"]
 

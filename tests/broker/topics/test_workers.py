@@ -28,7 +28,7 @@ async def test_a_dequeue_that_waits_at_one_is_woken_by_the_other(pair: Pair) -> 
     for number in range(5):
         waiting = asyncio.create_task(there.dequeue(wait=True, timeout=20_000))
         await asyncio.sleep(0.05)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await here.enqueue(item(number))
             (got,) = await waiting
         assert got["data"] == number
@@ -41,11 +41,11 @@ async def test_a_delay_and_a_nack_at_one_wake_the_other_in_time(pair: Pair) -> N
     waiting = asyncio.create_task(there.dequeue(wait=True, timeout=20_000))
     await asyncio.sleep(0.1)
     await here.enqueue(item("x", delay=0.2))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         (got,) = await waiting
     waiting = asyncio.create_task(there.dequeue(wait=True, timeout=20_000))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await here.nack(got)
         assert [one["retries"] for one in await waiting] == [1]
 
@@ -54,7 +54,7 @@ async def test_a_lease_of_one_that_lapses_wakes_the_other(pair: Pair) -> None:
     here, there = pair
     await here.enqueue(item("x"))
     (got,) = await here.dequeue(lease=0.4)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         (again,) = await there.dequeue(wait=True, timeout=20_000)
     assert (again["id"], again["retries"]) == (got["id"], 1)
 

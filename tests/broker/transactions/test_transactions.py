@@ -123,10 +123,10 @@ async def test_a_transaction_without_lease_ids_is_not_checked_against_them(api: 
 async def test_a_parked_pop_is_woken_by_a_transaction(api: Api) -> None:
     await api.push("in", 1)
     (message,) = await api.pop("in")
-    waiting = asyncio.create_task(api.pop("out", wait=True, timeout=10_000))
-    again = asyncio.create_task(api.pop("in", wait=True, timeout=10_000))
+    waiting = asyncio.create_task(api.pop("out", wait=True, timeout=60_000))
+    again = asyncio.create_task(api.pop("in", wait=True, timeout=60_000))
     await asyncio.sleep(0.1)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await run(api, ack(message), push("out", 2), push("in", 3))
         assert [message["data"] for message in await waiting] == [2]
         assert [message["data"] for message in await again] == [3]
@@ -153,7 +153,7 @@ async def test_transactions_that_cross_each_other_all_succeed(start_server: Star
             ack(held[there][number // 8]),
         )
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         answers = await asyncio.gather(*(move(number) for number in range(200)))
     assert [answer.body.get("error") for answer in answers if not answer.body["success"]] == []
     messages = await api.pop("done", batch=1000, partitions=8)
@@ -179,7 +179,7 @@ async def test_transactions_pushes_pops_and_acks_go_on_side_by_side(api: Api, co
             await api.push("out", -1, partition=partitions[step % 3], ids=[f"other-{number}-{step}"])
             await api.ack(await api.pop("out", batch=5, partitions=3, consumerGroup="bystander"))
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await asyncio.gather(mover(), mover(), mover(), bystander(1), bystander(2))
     assert sorted(moved) == list(range(150))
     for index, partition in enumerate(partitions):

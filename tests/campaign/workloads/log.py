@@ -20,8 +20,6 @@ from tests.campaign.log_checks import Log, LogChecker, Message, Rules
 from tests.campaign.workload import LEASE_SECONDS, Workload
 from tests.support.database import Stored, stored_log
 
-_FAILURES: tuple[type[BaseException], ...] = (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
-
 
 def pop_digest(body: Any) -> Any:
     """What the history keeps of the answer of a pop."""
@@ -33,6 +31,9 @@ def pop_digest(body: Any) -> Any:
 
 def push_digest(body: Any) -> Any:
     return [[one["status"], one.get("message_id")] for one in body]
+
+
+_MOVE_ERRORS: tuple[type[BaseException], ...] = (ServerError, asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
 
 
 class LogWorkload(Workload):
@@ -283,7 +284,7 @@ class MovesWorkload(LogWorkload):
                 async with asyncio.timeout(30), connect_fleet(self.site.dsns) as fleet:
                     await Mover(fleet).move(Name.queue(self.queue), to)
                 self.history.end(call, Outcome.OK)
-            except _FAILURES as error:
+            except _MOVE_ERRORS as error:
                 # PostgreSQL went away: the queue is on one shard or the other, and the next move begins there.
                 self.history.end(call, Outcome.UNKNOWN, error=f"{type(error).__name__}: {error}")
 

@@ -85,14 +85,14 @@ class Served:
 
     async def ended(self) -> int:
         """The exit code, once the process and all that write where it writes have ended."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             while await self._read_line(optional=True):
                 pass
             return await self.process.wait()
 
     async def _read_line(self, optional: bool = False) -> bool:
         assert self.process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             line = (await self.process.stdout.readline()).decode()
         self.lines.append(line.rstrip("\n"))
         assert line or optional, "it ended after:\n" + "\n".join(self.lines)
@@ -323,7 +323,7 @@ async def test_workers_end_and_clean_up_when_the_supervisor_is_killed(tmp_path: 
         await served.ended()
         assert {"worker 0 finished", "worker 1 finished"} <= set(served.lines)
         # Their last words come shortly before their end, which their closed output does not wait for.
-        _, alive = psutil.wait_procs([each for each in started_by_it if not is_gone(each)], timeout=10)
+        _, alive = psutil.wait_procs([each for each in started_by_it if not is_gone(each)], timeout=100)
         assert not alive
         assert not os.access(runtime_dir, os.F_OK)
 
@@ -357,6 +357,8 @@ async def test_help_names_every_option_and_its_variable() -> None:
         assert word in text
 
 
+# Four processes and a new cluster, twice.
+@pytest.mark.timeout(300)
 async def test_a_stranger_starts_it_asks_for_its_health_and_stops_it(tmp_path: Path) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}/health"

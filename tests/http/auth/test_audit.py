@@ -53,6 +53,46 @@ async def test_every_administrative_route_that_changes_something_is_audited(guar
             assert is_audited(route), route
 
 
+# The work of clients: who pushed a message is stamped on it, and the rest is counted.
+NOT_AUDITED = {
+    "POST /api/v1/push",
+    "POST /api/v1/ack",
+    "POST /api/v1/ack/batch",
+    "POST /api/v1/transaction",
+    "POST /api/v1/lease/{lease}/extend",
+    "POST /api/v1/traces",
+    "POST /streams/v1/queries",
+    "POST /streams/v1/cycle",
+    "POST /api/v1/stages",
+    "POST /api/v1/stages/publish",
+    "POST /api/v1/stages/abandon",
+    "POST /api/v1/kv",
+    "POST /api/v1/locks",
+    "POST /api/v1/timers",
+    "DELETE /api/v1/timers/{queue}/{timer}",
+    "POST /api/v1/ephemeral/push",
+    "POST /api/v1/ephemeral/ack",
+    "POST /enqueue",
+    "POST /ack",
+    "POST /nack",
+    "POST /api/v1/topics/enqueue",
+    "POST /api/v1/topics/ack",
+    "POST /api/v1/topics/nack",
+    "POST /api/v1/topics/extend",
+    "POST /api/v1/topics/release",
+}
+
+
+async def test_of_what_changes_something_only_the_work_of_clients_is_not_audited(guarded: Api) -> None:
+    assert guarded.worker is not None
+    changing = [
+        route
+        for route in guarded.worker.http.router.routes
+        if route.method != "GET" and route.access >= Access.READ_WRITE and "/internal/" not in route.pattern
+    ]
+    assert {f"{route.method} {route.pattern}" for route in changing if not is_audited(route)} == NOT_AUDITED
+
+
 async def test_old_entries_are_removed(
     start_server: StartServer, connection: asyncpg.Connection[asyncpg.Record]
 ) -> None:

@@ -17,7 +17,7 @@ async def answer_to_head(api: Api, *lines: str) -> int:
     try:
         head = ("POST /api/v1/push HTTP/1.1", "Host: localhost", *lines, "", "")
         writer.write("\r\n".join(head).encode())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             return int((await reader.readuntil(b"\r\n\r\n")).split()[1])
     finally:
         writer.close()

@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
-
 from tests.conftest import StartServer
 from tests.redis.redis_server import RedisServer
 from tests.support.topic_api import TopicApi, item
-
-
-@pytest.fixture
-async def redis(tmp_path: Path) -> AsyncIterator[RedisServer]:
-    server = RedisServer(tmp_path / "redis")
-    await server.start()
-    yield server
-    await server.kill()
 
 
 async def test_without_a_limit_nothing_is_counted(start_server: StartServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -13,10 +14,15 @@ import pytest
 from queen.broker.pop.requests import PopRequest
 from queen.bus.packets import Heartbeat, PacketSigner, PacketWriter
 from queen.errors import Overloaded
+from queen.http.api.limits import Unpacking
+from queen.http.server.limits import Address, Budget, Limits
+from queen.http.server.message import Request, Response
+from queen.wire.binary.push import unpacked_bytes
 from tests.conftest import StartServer
 from tests.support.api import Api
 from tests.support.database import Connection
-from tests.support.raw_websocket import shake_hands
+from tests.support.frames import Group, binary_push
+from tests.support.raw_websocket import frame, raw_socket, shake_hands
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -57,7 +63,7 @@ async def test_unfinished_bodies_have_a_budget_and_give_it_back(start_server: St
         opened.append((reader, writer))
         writer.write(head + b"x" * 5_000_000)
         await writer.drain()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         await until(lambda: budget.refused["incoming"] > 0)
         done, _ = await asyncio.wait(
             [asyncio.ensure_future(status_of(reader)) for reader, _ in opened], return_when=asyncio.FIRST_COMPLETED
@@ -72,6 +78,79 @@ async def test_unfinished_bodies_have_a_budget_and_give_it_back(start_server: St
     await api.push("q", 1)
     assert budget.incoming == 0
     assert budget.addresses.keys() <= {"127.0.0.1"}
+
+
+async def test_websocket_messages_that_have_not_all_come_are_part_of_that_budget(start_server: StartServer) -> None:
+    api = await start_server(queen_memory_mb=64)
+    assert api.worker is not None
+    budget = api.worker.http.budget
+    async with AsyncExitStack() as stack:
+        sockets = [await stack.enter_async_context(raw_socket(api.url)) for _ in range(6)]
+        for number, socket in enumerate(sockets):
+            # In one frame that has not all come, or in fragments.
+            whole = frame(b"x" * 3_000_000, last=number % 2 == 0)
+            socket.write(whole[:-1] if number % 2 == 0 else whole)
+        reasons = [asyncio.ensure_future(socket.closed()) for socket in sockets]
+        done, waiting = await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        assert {one.result()[0] for one in done} == {1013}
+        # Who is refused leaves its room to others at once.
+        await api.push("q", 1)
+        for one in waiting:
+            one.cancel()
+    async with asyncio.timeout(30):
+        await until(lambda: budget.incoming == 0)
+    await api.push("q", 1)
+    assert budget.incoming == 0
+
+
+def test_large_bodies_leave_room_for_small_ones() -> None:
+    budget = Budget(Limits(incoming_bytes=64 << 20))
+    first, second = Address(), Address()
+    for address in (first, second):
+        for _ in range(32):
+            assert budget.take_in(address, 1 << 20, 1 << 20)
+    for address in (first, second, Address()):
+        assert not budget.take_in(address, 1 << 20, 1 << 20)
+        budget.give_back(address, 1 << 20)
+        assert budget.take_in(address, 1000, 1000)
+        budget.give_back(address, 1000)
+    # Nor do small ones fill it without end.
+    assert not all(budget.take_in(first, 1000, 1000) for _ in range(10_000))
+
+
+async def test_what_bodies_unpack_to_has_a_budget_too(start_server: StartServer) -> None:
+    api = await start_server(queen_memory_mb=64)
+    assert api.worker is not None
+    small, large = (
+        binary_push([Group("q", "p", [("", b'"%b"' % (b"x" * size))])], compress=True) for size in (1 << 20, 9 << 20)
+    )
+    answer = await api.call("POST", "/api/v1/push", data=large)
+    assert answer.status == 413, "it is larger than a body may be, unpacked"
+    assert (await api.call("POST", "/api/v1/push", data=small)).status == 201
+    unpacking, answers = Unpacking(api.worker.settings), []
+
+    def serve(request: Request) -> asyncio.Future[Response]:
+        answers.append(asyncio.get_running_loop().create_future())
+        return answers[-1]
+
+    handler = unpacking.around(serve)
+    request = Request("POST", "/api/v1/push", {}, {}, {}, small, "127.0.0.1", None, None)
+    room = api.worker.settings.unpacked_bytes // unpacked_bytes(small)
+    for _ in range(room):
+        handler(request)
+    with pytest.raises(Overloaded):
+        handler(request)
+    answers[0].set_result(Response(201))
+    await asyncio.sleep(0)
+    handler(request)
+
+
+async def test_a_head_does_not_repeat_headers_without_end(api: Api) -> None:
+    for repeated, status in ((200, 200), (16_000, 431)):
+        reader, writer = await connect(api)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n" + b"a:\r\n" * repeated + b"\r\n")
+        assert await status_of(reader) == status
+        writer.close()
 
 
 async def send_chunks(api: Api, size: int) -> int:
@@ -103,7 +182,7 @@ async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer
     for _ in range(20):
         await api.push("q", *["x" * 100_000] * 5)
     opened = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(100):
         while server.budget.outgoing <= server.budget.alarm:
             reader, writer = await connect(api, receive_bytes=4096)
             opened.append((reader, writer))
@@ -140,7 +219,7 @@ async def test_connections_are_limited(start_server: StartServer, setting: str, 
     assert await status_of(reader) == status
     writer.close()
     opened.pop()[1].close()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         while True:
             reader, writer = await connect(api)
             writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -173,10 +252,14 @@ async def test_pipelined_requests_leave_turns_to_others(api: Api) -> None:
         "/dequeue?namespace=n&topic=t",
         "/api/v1/topics/dequeue?namespace=n&topic=t",
         "/api/v1/topics/dequeue/many?namespace=n",
+        "/api/v1/ephemeral/pop?queue=e",
     ],
 )
 async def test_head_changes_nothing(api: Api, path: str) -> None:
     await api.push("q", 1)
+    assert (
+        await api.call("POST", "/api/v1/ephemeral/push", {"queue": "e", "messages": [{"payload": 1}]})
+    ).status == 201
     await api.call("POST", "/enqueue", [{"namespace": "n", "topic": "t", "payload": "aGk="}])
     reader, writer = await connect(api)
     writer.write(f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
@@ -184,6 +267,7 @@ async def test_head_changes_nothing(api: Api, path: str) -> None:
     writer.close()
     assert len(await api.pop("q")) == 1
     assert len((await api.call("GET", "/dequeue", namespace="n", topic="t")).body) == 1
+    assert len((await api.call("GET", "/api/v1/ephemeral/pop", queue="e")).body["messages"]) == 1
 
 
 async def test_websockets_count_for_the_limit_of_an_address(start_server: StartServer) -> None:
@@ -204,7 +288,7 @@ async def test_packets_of_hosts_that_nobody_named_are_refused(api: Api) -> None:
 async def test_nobody_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
     api = await start_server(max_wait_ms=50)
     forever = 3_600_000_000
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         assert await api.pop("empty", wait=True, timeout=forever) == []
         waited = await api.call("GET", "/dequeue", namespace="n", topic="t", wait=True, timeout=forever)
     assert waited.body == []

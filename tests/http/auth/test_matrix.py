@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -267,6 +268,85 @@ async def check_limits(api: Api, connections: Sequence[asyncpg.Connection[asyncp
         "PUT /api/v1/topics/quotas",
     }
     assert closed == CLOSED_TO_LIMITED | (of_namespaces if claim != "namespaces" else set())
+
+
+# What a request does its work on. Other fields are looked for among what these name.
+NAMING = {
+    "queue",
+    "namespace",
+    "topic",
+    "items",
+    "operations",
+    "acknowledgments",
+    "entries",
+    "partitionId",
+    "partition_id",
+    "query_id",
+    "push_items",
+    "source_queue",
+    "sink_queue",
+    "run",
+}
+
+
+async def test_one_foreign_name_among_ones_own_refuses_the_request(
+    guarded: Api, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    theirs, mine = await settled(guarded, "theirs", "mine")
+    before = await contents(connection)
+    refused = set()
+    async with bearing(guarded, good("admin", queues=["mine*"], namespaces=["mine"])) as caller:
+        for route in routes_of(guarded):
+            if route.access is Access.PUBLIC or route.upgrade is not None:
+                continue
+            own, foreign = mine.ask(route), theirs.ask(route)
+            for mixed, name in mixtures(own, foreign):
+                if (_key(route), name) == ("POST /api/v1/stages", "run"):
+                    mixed = replace(mixed, body=mixed.body | {"batch": 1})  # in which there is something
+                answer = await mixed.send(caller)
+                assert answer.status == 403, (_key(route), mixed, answer)
+                refused.add((_key(route), name))
+    assert await contents(connection) == before, "a request that was refused has changed something"
+    assert len(refused) > 60
+
+
+def mixtures(own: Asked, foreign: Asked) -> Iterator[tuple[Asked, str]]:
+    """One's own request with one of its names replaced by another's; to a list, another's are added."""
+    for name in own.query:
+        if name in NAMING:
+            yield replace(own, query=own.query | {name: foreign.query[name]}), name
+    if isinstance(own.body, list):
+        yield replace(own, body=own.body + foreign.body), ""
+    elif isinstance(own.body, dict):
+        for name, value in own.body.items():
+            if name in NAMING and value != foreign.body[name]:
+                other = value + foreign.body[name] if isinstance(value, list) else foreign.body[name]
+                yield replace(own, body=own.body | {name: other}), name
+
+
+async def test_every_kind_of_operation_of_a_transaction_is_looked_at(guarded: Api) -> None:
+    theirs, mine = await settled(guarded, "theirs", "mine")
+    routes = {_key(route): route for route in routes_of(guarded)}
+
+    def bodies(tenant: Tenant) -> list[dict[str, Any]]:
+        ack, kv, items, timers = (
+            tenant.ask(routes[key]).body
+            for key in ("POST /api/v1/ack", "POST /api/v1/kv", "POST /enqueue", "POST /api/v1/timers")
+        )
+        return [
+            {"operations": [{"type": "ack", **ack}]},
+            {"operations": [{"type": "enqueue", "items": items}]},
+            {"operations": [], "kv": kv["operations"]},
+            {"operations": [], "timers": timers["operations"]},
+        ]
+
+    push = mine.ask(routes["POST /api/v1/transaction"]).body["operations"]
+    async with bearing(guarded, good("read-write", queues=["mine*"], namespaces=["mine"])) as caller:
+        for tenant, status in ((theirs, 403), (mine, 200)):
+            for body in bodies(tenant):
+                body["operations"] = push + body["operations"]
+                answer = await caller.call("POST", "/api/v1/transaction", body)
+                assert answer.status == status, (body, answer)
 
 
 def _text(answer: Answer) -> str:

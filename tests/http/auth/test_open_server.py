@@ -44,7 +44,7 @@ def test_a_server_for_this_machine_says_how_to_open_it() -> None:
         ({"host": "127.0.0.1"}, ""),
         ({"host": "0.0.0.0"}, "authentication is off and HOST=0.0.0.0 is reachable from other machines"),
         ({"host": "0.0.0.0", "jwt_enabled": True, "jwt_secret": SECRET}, ""),
-        ({"jwt_secret": SECRET}, "JWT_ENABLED is not true: no tokens are asked for"),
+        ({"jwt_secret": SECRET}, "JWT_ENABLED is not true: requests need no token"),
     ],
 )
 def test_the_start_warns(settings: dict[str, Any], warned: str, caplog: pytest.LogCaptureFixture) -> None:

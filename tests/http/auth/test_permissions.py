@@ -56,6 +56,22 @@ async def test_patterns_limit_what_is_pushed_popped_and_acked(guarded: Api) -> N
         assert answer.status == (200 if message is taken[0] else 403)
         answer = await mine.call("POST", f"/api/v1/lease/{message['leaseId']}/extend", {"seconds": 30})
         assert answer.status == (200 if message is taken[0] else 403)
+    # Ids of partitions can be guessed: what is refused must not say which queue they are of.
+    theirs_partition = theirs[0]["partitionId"]
+    refused = await mine.call("POST", "/api/v1/ack", {"transactionId": "t", "partitionId": theirs_partition})
+    assert refused.status == 403
+    refused = await mine.call(
+        "POST", "/api/v1/ack", {"transactionId": "t", "partitionId": theirs_partition, "consumerGroup": "workers"}
+    )
+    assert (refused.status, refused.body["detail"]) == (403, "the token is not for the queue of the partition")
+    held_by_others = await everything.pop("mine.a", consumerGroup="others", batch=1)
+    lease = f"/api/v1/lease/{held_by_others[0]['leaseId']}/extend"
+    refused = await mine.call("POST", lease, {"seconds": 30})
+    assert (refused.status, refused.body["detail"]) == (
+        403,
+        "the token is not for the consumer group that holds the lease",
+    )
+    assert (await everything.call("POST", lease, {"seconds": 30})).status == 200
     for caller in (everything, mine):
         await caller.close()
 
@@ -184,7 +200,7 @@ async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
     assert (await caller.call("POST", "/api/v1/push", held)).status == 201
     seen: list[Any] = []
     while len(seen) < 63:
-        seen += await caller.pop("q", batch=100, wait=True, timeout=5000, autoAck=True, consumerGroup="readers")
+        seen += await caller.pop("q", batch=100, wait=True, timeout=60_000, autoAck=True, consumerGroup="readers")
     assert sorted(message["producerSub"] for message in seen) == ["alice"] * 2 + ["bob"] * 61
     (first,) = await caller.pop("q", batch=1)
     assert (first["transactionId"], first["producerSub"]) == ("one", "alice")

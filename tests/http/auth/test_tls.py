@@ -125,7 +125,7 @@ async def test_connections_do_not_mix_what_they_send(start_server: StartServer, 
                 await socket.send_json({"type": "subscribe", "id": queue, "queue": queue, "autoAck": True})
             received: dict[str, str] = {}
             while len(received) < len(sent):
-                frame = await socket.receive_json(timeout=30)
+                frame = await socket.receive_json(timeout=100)
                 if frame["type"] == "batch":
                     received[frame["id"]] = frame["messages"][0]["data"]
     assert received == sent

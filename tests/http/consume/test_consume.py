@@ -416,7 +416,7 @@ async def test_consumers_of_two_workers_share_a_queue_and_miss_nothing(start_ser
         await asyncio.gather(
             *(servers[partition % 2].push("q", number, partition=str(partition)) for partition in range(partitions))
         )
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(100):
         for _ in range(partitions * each):
             await left.acquire()
     for task in tasks:
@@ -440,7 +440,7 @@ async def test_a_server_that_stops_lets_consumers_ack_and_closes_with_1001(start
         assert not stopping.done()
         assert (await busy.ack(messages))[0]["success"]
         assert await busy.closed() == 1001
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             await stopping
 
 
@@ -453,7 +453,7 @@ async def test_a_server_that_stops_releases_what_is_not_acked_in_time(
     async with consuming(api) as consumer:
         await consumer.subscribe("q")
         await consumer.batch()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             stopping = asyncio.create_task(api.worker.stop())
             assert await consumer.closed() == 1001
             await stopping

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from queen.http.auth.bearer import bearer_token
+from queen.http.auth.guard import bearer_token
 from queen.http.server.message import Access, Request, Response, error_response
 from tests.conftest import StartServer
 from tests.support.api import Api, payloads
@@ -362,7 +362,7 @@ async def test_a_connection_that_has_gone_dead_is_found_out_by_pings(start_serve
         await alive
         flowing.clear()
         began = time.monotonic()
-        assert payloads(await api.pop("q", wait=True, timeout=10_000)) == [1]
+        assert payloads(await api.pop("q", wait=True, timeout=60_000)) == [1]
         assert time.monotonic() - began > 0.3
 
 

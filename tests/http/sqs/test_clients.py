@@ -57,6 +57,7 @@ async def test_aiobotocore_receives_while_it_sends(sqs_server: Served) -> None:
         await sqs.delete_queue(QueueUrl=url)
 
 
+@pytest.mark.soak
 def test_dramatiq_runs_tasks_and_retries_them(sqs_server: Served) -> None:
     broker = SQSBroker(
         namespace="dramatiq",
@@ -84,6 +85,7 @@ def test_dramatiq_runs_tasks_and_retries_them(sqs_server: Served) -> None:
         broker.close()
 
 
+@pytest.mark.soak
 def test_celery_runs_tasks(sqs: Client, sqs_server: Served) -> None:
     # It has its own way of forking and of reading URLs, so it runs in processes of its own.
     code = """

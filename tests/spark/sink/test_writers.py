@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
+from queen.client.errors import QueenConnectionError
 from queen.embedded import EmbeddedPostgres
+from queen.errors import SettingsError
+from queen.spark.sink.publishers import ServerPublisher
+from queen.spark.sink.writers import batch_writer
 from tests.conftest import StartServer
 from tests.spark.conftest import Read, in_thread, run_to_end
 from tests.support.api import Api
@@ -111,20 +118,19 @@ async def test_a_write_that_fails_leaves_nothing(spark: SparkSession, dsn: str, 
 @pytest.mark.parametrize(
     ("options", "columns", "said"),
     [
-        ({}, "'1' AS payload", "say where rows go"),
-        ({"queue": "q", "topic": "t"}, "'1' AS payload", "queues or to topics"),
-        ({"namespace": "n"}, "'1' AS payload", "items need a topic"),
-        ({"queue": "q"}, "'1' AS payload, 2 AS other", "other would be lost"),
-        ({"queue": "q"}, "'1' AS partition", "nothing to send"),
-        ({"queue": "q", "batch": "7"}, "'1' AS payload", "option run"),
-        ({"queue": "q", "colour": "red"}, "'1' AS payload", "no option 'colour'"),
+        ({}, ["payload"], "say where rows go"),
+        ({"queue": "q", "topic": "t"}, ["payload"], "queues or to topics"),
+        ({"namespace": "n"}, ["payload"], "items need a topic"),
+        ({"queue": "q"}, ["payload", "other"], "other would be lost"),
+        ({"queue": "q"}, ["partition"], "nothing to send"),
+        ({"queue": "q", "batch": "7"}, ["payload"], "option run"),
+        ({"queue": "q", "colour": "red"}, ["payload"], "no option 'colour'"),
     ],
 )
-async def test_a_write_that_makes_no_sense_says_why(
-    spark: SparkSession, dsn: str, options: dict[str, str], columns: str, said: str
-) -> None:
-    with pytest.raises(PySparkException, match=said):
-        await write(spark.sql(f"SELECT {columns}"), dsn, **options)
+def test_a_write_that_makes_no_sense_says_why(options: dict[str, str], columns: list[str], said: str) -> None:
+    schema = StructType([StructField(name, StringType()) for name in columns])
+    with pytest.raises(SettingsError, match=said):
+        batch_writer({"databaseUrls": "postgresql://nowhere"} | options, schema, overwrite=False)
 
 
 async def test_messages_cannot_be_overwritten(spark: SparkSession, dsn: str) -> None:
@@ -215,6 +221,30 @@ async def test_through_a_server_it_is_the_same(
         spark.sql("SELECT '1' AS payload, cast(2 AS int) AS priority"), dsn, server=api.url, namespace="ns", topic="t"
     )
     assert [item["priority"] for item in await TopicApi(api).dequeue()] == [2]
+
+
+def test_a_server_that_is_unavailable_is_asked_again_until_its_grace_is_over() -> None:
+    answers = [503, 200]
+
+    class Server(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(answers.pop(0))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+
+        def serve() -> None:
+            while answers:
+                server.handle_request()
+
+        threading.Thread(target=serve, daemon=True).start()
+        ServerPublisher(url, None, 30.0).abandon("run", 1)
+    assert answers == []
+    with pytest.raises(QueenConnectionError):
+        ServerPublisher(url, None, 0.0).abandon("run", 1)
 
 
 async def test_queues_of_several_shards_are_each_written_where_they_live(

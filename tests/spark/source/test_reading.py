@@ -10,8 +10,8 @@ import pytest
 from queen.spark.source.reading import paced
 
 
-@pytest.mark.parametrize(("share", "factor"), [(0.5, 1.0), (0.25, 3.0)])
-def test_a_limited_read_pauses_in_proportion_to_what_it_worked(share: float, factor: float) -> None:
+@pytest.mark.parametrize(("share", "factor"), [(0.5, 2.0), (0.25, 6.0)])
+def test_a_limited_read_pauses_in_proportion_to_what_it_and_others_for_it_worked(share: float, factor: float) -> None:
     # Batches that take 0.25 s, in which Spark has its part: work between two pauses is longer than that.
     pauses = pauses_of(7, 0.25, share)
     assert pauses == [pytest.approx(0.5 * factor)] * 3 + [pytest.approx(0.25 * factor)]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.streaming.query import StreamingQuery
@@ -20,10 +19,11 @@ from pyspark.sql.types import StructType
 
 from queen.errors import Conflict, SettingsError
 from queen.spark.options import parse_read_options
-from queen.spark.schemas import schema_of
+from queen.spark.schemas import columns_of, schema_of
 from queen.spark.source.logs import ShardLog, Span
 from queen.spark.source.offsets import PartitionOffsets, count_between, decode_offset, encode_offset
 from queen.spark.source.stream import QueenStreamReader
+from queen.spark.source.tables import TableReader
 from tests.spark.conftest import TOO_SLOW, Read, collect, drain
 from tests.support.ageing import Connection, age, clean, until
 from tests.support.api import Api
@@ -86,22 +86,21 @@ async def test_a_running_stream_sees_what_comes_with_its_schema(api: Api, read: 
 
 
 async def test_messages_that_retention_took_end_a_stream_unless_it_may_go_on(
-    api: Api, read: Read, connection: Connection, tmp_path: Path
+    api: Api, dsn: str, connection: Connection
 ) -> None:
-    checkpoint = tmp_path / "checkpoint"
     await api.configure("orders", retentionEnabled=True, retentionSeconds=60)
     await api.push("orders", 0)
-    await drain(read.stream("orders", startingOffsets="earliest"), checkpoint)
+    done = stream_reader(dsn, startingOffsets="latest").initialOffset()
     await api.push("orders", 1, 2)
     await age(connection, 100)
     await clean(api)
     await api.push("orders", 3)
 
-    with pytest.raises(PySparkException, match="offsets 1 to 2 of orders/Default were removed before they were read"):
-        await drain(read.stream("orders"), checkpoint)
-    rows = await drain(read.stream("orders", failOnDataLoss="false"), checkpoint)
-
-    assert numbers(rows) == [3]
+    with pytest.raises(Conflict, match="offsets 1 to 2 of orders/Default were removed before they were read"):
+        stream_reader(dsn).latestOffset(done, ReadAllAvailable())
+    lax = stream_reader(dsn, failOnDataLoss="false")
+    (task,) = lax.partitions(done, lax.latestOffset(done, ReadAllAvailable()))
+    assert [payload for batch in lax.read(task) for payload in batch["payload"].to_pylist()] == ["3"]
 
 
 async def test_segments_that_vanish_between_planning_and_reading_are_noticed(
@@ -297,6 +296,15 @@ async def test_a_reader_waits_while_postgresql_is_unavailable(
         reading = asyncio.create_task(asyncio.to_thread(read))
         await until_logged(caplog, "retrying for")
     assert await reading == ["0", "1", "2"]
+
+    options = parse_read_options({"table": "dlq", "databaseUrls": proxy.dsn}, {})
+    table = TableReader(options, columns_of(options.table))
+    (shard,) = table.partitions()
+    caplog.clear()
+    async with proxy.away():
+        letters = asyncio.create_task(asyncio.to_thread(lambda: list(table.read(shard))))
+        await until_logged(caplog, "retrying for")
+    assert await letters == []
 
 
 async def test_a_read_that_loses_its_connection_goes_on_behind_what_it_has(

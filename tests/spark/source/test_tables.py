@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
 
+from queen.errors import QueenError
+from queen.spark.options import parse_read_options
+from queen.spark.schemas import schema_of
+from queen.spark.source.tables import TableReader
 from tests.conftest import StartServer
 from tests.spark.conftest import Read, collect
 from tests.support.api import Api
@@ -69,6 +74,9 @@ async def test_items_of_topics_are_a_table(api: Api, read: Read) -> None:
         ({"table": "lag", "columns": "lagg"}, "lagg"),
     ],
 )
-async def test_what_is_not_there_is_said(options: dict[str, str], said: str, read: Read) -> None:
-    with pytest.raises(PySparkException, match=said):
-        await collect(lambda: read(**options))
+async def test_what_is_not_there_is_said(options: dict[str, str], said: str, dsn: str) -> None:
+    parsed = parse_read_options({"databaseUrls": dsn} | options, {})
+    with pytest.raises(QueenError, match=said):
+        schema = schema_of(parsed)
+        assert isinstance(schema, StructType)
+        TableReader(parsed, schema).partitions()

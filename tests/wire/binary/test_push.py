@@ -104,6 +104,8 @@ BAD_BODIES = [
     (b"QPB1\0\0\0\0\0!", "1 bytes too many"),
     (b"QPB1\x01\0\0\0\0junk", "Invalid binary push"),
     (bomb(), "at most"),
+    (binary_push([Group("q", "p", [("", b'"%b"' % bytes(9 << 20))])], compress=True), "at most 8388608 are taken"),
+    (framed_push([Group("q", "p", [("", b'"%b"' % bytes(9 << 20))])]), "at most 8388608 are taken"),
     (b"QPB1\0\1\0\0\0\1\0q\1\0p\xff\xff\xff\xff", "more than 100000 messages"),
     (b"QPB1\x01\x05\0\0\0" + zstandard.compress(b"\0\0\0\0"), "unpacks to 4 bytes, not 5"),
     (binary_push([Group("", "p", [("", b"1")])]), "Queue must not be empty"),

@@ -22,7 +22,7 @@ async def lock_cursors(
 ) -> dict[CursorKey, Cursor]:
     """Lock the cursors of (partition, group) pairs, all in one order; of those that do not exist, `make` some.
 
-    Whoever names a lease has had a cursor: if it is gone, the group was deleted, and must not come back half.
+    A client that names a lease has had a cursor: if it is gone, the group was deleted, and must not come back half.
     """
     ordered = sorted(keys)
     arguments = ([pid for pid, _ in ordered], [gid for _, gid in ordered])

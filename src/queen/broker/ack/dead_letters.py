@@ -93,7 +93,7 @@ class DeadLetters:
             try:
                 messages, letters = await self._redriver.letters(queue, _portion(rows), arguments[1])
             except Conflict as error:
-                raise type(error)(f"{error} ({retried} messages were sent round before that)") from error
+                raise type(error)(f"{error} ({retried} messages had been retried before)") from error
             retried += len(messages)
             removed += letters
         (left,) = await self._database.fetch("count_dead_letters", *arguments)

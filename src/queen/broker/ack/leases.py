@@ -21,7 +21,7 @@ _MOST_MESSAGES = 300_000
 _MOST_BYTES = 48 << 20
 
 OnFreed: TypeAlias = Callable[[Sequence[tuple[int, int, int, int]]], None]
-"""Told (queue, partition, group, available) of every lease that ended."""
+"""Called with (queue, partition, group, available) for every lease that ended."""
 
 
 class Lease:

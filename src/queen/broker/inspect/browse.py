@@ -31,7 +31,7 @@ from queen.wire.times import iso_millis
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GroupPosition:
     """Where one group stands on a partition: the first offset it has not consumed, and until when it leases more."""
 
     group: str
@@ -46,8 +46,8 @@ class Standing:
 class Readers:
     """The groups that read a partition; `queue_mode` is the one of consumers that name none."""
 
-    queue_mode: Standing | None = None
-    groups: list[Standing] = field(default_factory=list)
+    queue_mode: GroupPosition | None = None
+    groups: list[GroupPosition] = field(default_factory=list)
 
     def status(self, offset: int, *, dead: bool) -> MessageStatus:
         """Queue mode decides if it reads the partition; else all groups must have consumed the message."""
@@ -67,7 +67,7 @@ class Readers:
 
     def consumed_by(self, offset: int) -> int:
         """How many groups have consumed the message, queue mode not counted."""
-        return sum(standing.consumed(offset) for standing in self.groups)
+        return sum(position.consumed(offset) for position in self.groups)
 
     def leased_until(self, offset: int) -> datetime | None:
         """When queue mode's lease on the message ends, if there is one."""
@@ -76,7 +76,7 @@ class Readers:
         return self.queue_mode.leased_until
 
     @property
-    def every(self) -> list[Standing]:
+    def every(self) -> list[GroupPosition]:
         return [*([self.queue_mode] if self.queue_mode else []), *self.groups]
 
 
@@ -93,15 +93,15 @@ def mode(*, queue_mode: bool, groups: int) -> ConsumptionMode:
     return ConsumptionMode(queue_mode, groups, _MODES[queue_mode, groups > 0])
 
 
-async def read_standings(fetcher: Fetcher, partition_ids: Collection[int]) -> dict[int, Readers]:
+async def read_positions(fetcher: Fetcher, partition_ids: Collection[int]) -> dict[int, Readers]:
     """Who reads each partition, and how far."""
     readers = {partition_id: Readers() for partition_id in partition_ids}
     for row in await fetcher.fetch("cursors_of", list(readers)):
-        standing = Standing(row["name"], row["committed"], row["leased_until"])
-        if standing.group == QUEUE_MODE:
-            readers[row["partition_id"]].queue_mode = standing
+        position = GroupPosition(row["name"], row["committed"], row["leased_until"])
+        if position.group == QUEUE_MODE:
+            readers[row["partition_id"]].queue_mode = position
         else:
-            readers[row["partition_id"]].groups.append(standing)
+            readers[row["partition_id"]].groups.append(position)
     return readers
 
 
@@ -248,14 +248,14 @@ class MessageBrowser:
         self._envelope = envelope
         self._finder = finder
 
-    async def page(self, wanted: MessageFilter, limit: int, offset: int) -> MessageList:
-        """A page of messages, newest first, without their payloads.
+    async def page(self, wanted: MessageFilter, limit: int, offset: int, preview: int = 0) -> MessageList:
+        """A page of messages, newest first, with so many characters of their payloads.
 
         `total` counts places: a deleted message keeps its own until retention removes it, unless all is on one page.
         """
         queues = await self._queues(wanted)
         page = await self._choose(wanted, queues, limit, offset)
-        messages = await self._describe_all(page.places, queues)
+        messages = await self._describe_all(page.places, queues, preview)
         whole = offset == 0 and page.total <= limit and page.counted
         return MessageList(messages, len(messages) if whole else page.total, limit, offset, page.mode, page.counted)
 
@@ -264,7 +264,7 @@ class MessageBrowser:
         found = await self._finder.find(self._database, partition_id, transaction_id)
         message = self._finder.read(found)
         queue, offset = found.queue, found.offset
-        readers = (await read_standings(self._database, [found.partition.id]))[found.partition.id]
+        readers = (await read_positions(self._database, [found.partition.id]))[found.partition.id]
         letter = next((letter for letter in found.letters if letter["message_offset"] == offset), None)
         encrypted = found.located.encrypted if found.located else self._envelope.is_encrypted(found.letters[0]["body"])
         how = mode(queue_mode=readers.queue_mode is not None, groups=len(readers.groups))
@@ -283,11 +283,11 @@ class MessageBrowser:
             mode=how,
             consumer_groups=[
                 MessageConsumer(
-                    standing.group,
-                    standing.consumed(offset),
-                    None if standing.consumed(offset) else iso_millis(standing.leased_until),
+                    position.group,
+                    position.consumed(offset),
+                    None if position.consumed(offset) else iso_millis(position.leased_until),
                 )
-                for standing in readers.every
+                for position in readers.every
             ],
         )
 
@@ -347,13 +347,13 @@ class MessageBrowser:
         places = [(row["partition_id"], row["message_offset"]) for row in rows if row["partition_id"] is not None]
         return _Page(places, rows[0]["total"], mode(queue_mode=modes["queue_mode"], groups=modes["groups"]))
 
-    async def _describe_all(self, places: list[Place], queues: dict[int, Queue]) -> list[MessageInList]:
+    async def _describe_all(self, places: list[Place], queues: dict[int, Queue], preview: int) -> list[MessageInList]:
         if not places:
             return []
         partition_ids = {partition_id for partition_id, _ in places}
-        stored = await StoredMessages(self._database, self._envelope).read(places, payloads=False)
+        stored = await StoredMessages(self._database, self._envelope).read(places, payloads=preview > 0)
         partitions = await self._catalog.partitions_by_id(partition_ids)
-        readers = await read_standings(self._database, partition_ids)
+        readers = await read_positions(self._database, partition_ids)
         rows = await self._database.fetch("dead_among", [pid for pid, _ in places], [offset for _, offset in places])
         dead = {(row["partition_id"], row["message_offset"]) for row in rows}
         described = []
@@ -361,8 +361,16 @@ class MessageBrowser:
             message, partition = stored.get(place), partitions.get(place[0])
             queue = queues.get(partition.queue_id) if partition is not None else None
             if message is not None and partition is not None and queue is not None:
-                described.append(listed_message(message, partition, queue, place, readers[place[0]], place in dead))
+                listed = listed_message(message, partition, queue, place, readers[place[0]], place in dead)
+                if preview and message.unreadable is None:
+                    listed.preview = _beginning(message.payload, preview)
+                described.append(listed)
         return described
+
+
+def _beginning(payload: bytes, characters: int) -> str:
+    # Four bytes a character at most; one that is cut in half goes.
+    return payload[: 4 * characters].decode(errors="ignore")[:characters]
 
 
 def _identify(message: StoredMessage, partition: Partition, queue: Queue) -> dict[str, Any]:

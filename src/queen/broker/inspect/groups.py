@@ -6,8 +6,9 @@ where the first message after its subscription time is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final, TypeAlias
 
 from queen.broker.change_log import log_group_change
@@ -16,6 +17,7 @@ from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import TimeSearch, offsets_after
+from queen.single_flight import SharedResult
 from queen.storage.database import Database, Fetcher, Record
 from queen.wire.api.resources.groups import (
     GroupOnPartition,
@@ -61,16 +63,27 @@ class Oldest:
 _LAGGING_SECONDS: Final = 300
 MOST_COUNTED: Final = 10_000
 MOST_FURTHEST: Final = 1000
+MOST_RANKED: Final = 1000
+"""How many partitions are ranked at once, for all pages that show them."""
+_MOST_RANKINGS: Final = 100
 
 
 class Groups:
     """Shows where consumer groups are, forgets them, and has every worker know of it."""
 
-    def __init__(self, database: Database, catalog: Catalog, publish: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        catalog: Catalog,
+        publish: Callable[[Sequence[Event]], None],
+        rank_cache_seconds: float = 0.0,
+    ) -> None:
         self._database = database
         self._catalog = catalog
         self._publish = publish
         self._oldest = Oldest(database)
+        self._rank_cache_seconds = rank_cache_seconds
+        self._rankings: dict[tuple[int, int, str, bool], SharedResult[list[int]]] = {}
 
     async def summaries(self) -> list[GroupSummary]:
         """Every group with every queue it knows a partition of, by name. Lags are exact."""
@@ -131,12 +144,15 @@ class Groups:
         queue_id, group_id = records[0]["id"], await self.group(group)
         if group_id is None:
             return [], 0
-        page = await self._database.fetch(
-            "group_partition_page", group_id, queue_id, search, sort, descending, limit, offset, queue
-        )
+        ask = partial(self._ranked, group_id, queue_id, search, sort, descending, queue)
+        if search or sort == "name" or offset + limit > MOST_RANKED:
+            page = await ask(limit, offset)
+        else:
+            ranking = self._ranking((group_id, queue_id, sort, descending), partial(ask, MOST_RANKED, 0))
+            page = (await ranking.get())[offset : offset + limit]
         most = None if search else MOST_COUNTED
         (count,) = await self._database.fetch("count_group_partitions", group_id, queue_id, search, queue, most)
-        rows = await self._database.fetch("group_places", group_id, [row["id"] for row in page], queue)
+        rows = await self._database.fetch("group_places", group_id, page, queue)
         unmet = [row for row in rows if row["position"] is None]
         starts = await offsets_after(
             self._database,
@@ -147,7 +163,7 @@ class Groups:
         behind = [(row["id"], at) for row, at in zip(rows, positions, strict=True) if row["next_offset"] > at]
         times = await self._database.fetch("stored_times", [one[0] for one in behind], [one[1] for one in behind])
         oldest = {row["partition_id"]: row["created_at"] for row in times}
-        return [
+        listed = [
             GroupOnPartition(
                 row["name"],
                 row["lease_id"],
@@ -158,12 +174,35 @@ class Groups:
                 row["leased"],
             )
             for row, at in zip(rows, positions, strict=True)
-        ], count["found"]
+        ]
+        if sort == "behind":
+            # A ranking may be older than these positions.
+            listed.sort(key=lambda one: one.offset_lag, reverse=descending)
+        return listed, count["found"]
+
+    async def _ranked(
+        self, group_id: int, queue_id: int, search: str, sort: str, descending: bool, queue: str, *page: int
+    ) -> list[int]:
+        """The partitions of a page (limit, offset) in an order."""
+        rows = await self._database.fetch(
+            "group_partition_page", group_id, queue_id, search, sort, descending, *page, queue
+        )
+        return [row["id"] for row in rows]
+
+    def _ranking(
+        self, key: tuple[int, int, str, bool], rank: Callable[[], Awaitable[list[int]]]
+    ) -> SharedResult[list[int]]:
+        """The first partitions in an order; those last asked for are kept."""
+        found = self._rankings.pop(key, None) or SharedResult(rank, self._rank_cache_seconds)
+        self._rankings[key] = found
+        if len(self._rankings) > _MOST_RANKINGS:
+            del self._rankings[next(iter(self._rankings))]
+        return found
 
     async def delete(self, group: str, queue: str | None, *, with_subscriptions: bool) -> int:
         """Forget where a group is, on one queue or on all; returns on how many partitions.
 
-        With its subscriptions gone it begins anew at its next pop, else again where they say. Dead letters stay, and
+        With its subscriptions gone it starts again at its next pop, else again where they say. Dead letters stay, and
         it is not paused any more. A group that has no dead letters, and no place on any other queue, is then gone.
         """
         group_id = await self.group(group)

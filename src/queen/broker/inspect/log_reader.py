@@ -66,7 +66,7 @@ class LogReader:
     async def segments(self, queue: str, partition: str, start: int, end: int) -> bytes:
         """Frames of the segments that hold offsets [start, end): as many as fit in one answer, at least one.
 
-        Who wants the rest asks again from the end of the last. Bodies are not encrypted, whatever their queue says.
+        For the rest, ask again from the end of the last. Bodies are not encrypted, whatever their queue says.
         """
         found = await self._database.fetch("queue_by_name", queue)
         named = await self._database.fetch("partitions_by_names", [found[0]["id"]], [partition]) if found else []

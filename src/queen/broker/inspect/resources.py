@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from queen.broker.inspect.standings import LARGE, Standings
+from queen.broker.inspect.queue_stats import LARGE, QueueStats
 from queen.concurrency import chunked_map
 from queen.errors import NotFound
 from queen.storage.database import Database, Record
@@ -65,11 +65,11 @@ class QueueListing:
 class Resources:
     """Views of one shard."""
 
-    def __init__(self, database: Database, shard: int, standings: Standings) -> None:
-        """`standings` gives the counters of all queues, which several views share."""
+    def __init__(self, database: Database, shard: int, queue_stats: QueueStats) -> None:
+        """`queue_stats` gives the counters of all queues, which several views share."""
         self._database = database
         self._shard = shard
-        self._standings = standings
+        self._queue_stats = queue_stats
 
     async def queues(
         self, wanted: QueueListing, limit: int | None = None, offset: int = 0, *, with_processing: bool = False
@@ -79,16 +79,16 @@ class Resources:
         `pending` leaves out what is being processed, unless `with_processing`.
         """
         chosen: list[int] | None = None
-        known = await self._standings.large()
+        known = await self._queue_stats.large()
         if wanted.sort in _BY_COUNTERS:
             # Counting what all queues hold takes long where there are many partitions: it is done once for all pages.
-            counted = [row for row in await self._standings() if wanted.admits(row)]
+            counted = [row for row in await self._queue_stats() if wanted.admits(row)]
             counted.sort(key=lambda row: row["name"])
             counted.sort(key=lambda row: int(row[wanted.sort]), reverse=wanted.descending)
             chosen = [row["id"] for row in counted[offset : None if limit is None else offset + limit]]
             limit, offset = None, 0
         elif limit is None:
-            known = {row["id"]: row for row in await self._standings()}
+            known = {row["id"]: row for row in await self._queue_stats()}
         rows = await self._database.fetch(
             "queue_list",
             wanted.namespace,
@@ -153,7 +153,7 @@ class Resources:
     async def _labels(self, kind: str) -> list[tuple[str, int, int, LabelCounters]]:
         """The labels of a kind that are in use, by name: how many queues and partitions they have, and messages."""
         sums: dict[str, list[int]] = {}
-        for row in await self._standings():
+        for row in await self._queue_stats():
             if row[kind]:
                 own = sums.setdefault(row[kind], [0, 0, 0, 0])
                 for place, value in enumerate((1, row["partitions"], row["stored"], row["pending"])):
@@ -218,7 +218,7 @@ class Resources:
         """What a queue holds: the sum of what is shown, if that is the `whole` of it."""
         if whole:
             return _total(shown)
-        if (row := (await self._standings.large()).get(queue_id)) is not None:
+        if (row := (await self._queue_stats.large()).get(queue_id)) is not None:
             completed = max(0, row["finished"] - row["dead_letters"])
             return Counters(row["stored"], row["pending"], row["processing"], completed, 0, row["dead_letters"])
         (row,) = await self._database.fetch("queue_totals", queue_id)

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from queen.broker.inspect.browse import Readers, listed_message, read_standings
+from queen.broker.inspect.browse import Readers, listed_message, read_positions
 from queen.errors import BadRequest, NotFound
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import Place, StoredMessage, TimeSearch, offsets_after, read_segment, stored_message
@@ -161,7 +161,7 @@ class _Scan:
             )
             if not rows:
                 return
-            readers = await read_standings(self._database, [row["id"] for row in rows])
+            readers = await read_positions(self._database, [row["id"] for row in rows])
             lows = await self._offsets(rows, wanted.since, "floor_offset")
             highs = await self._offsets(rows, wanted.before, "next_offset")
             for row, low, high in zip(rows, lows, highs, strict=True):
@@ -259,7 +259,7 @@ def _narrow(readers: Readers, status: MessageStatus | None, low: int, high: int)
     if readers.queue_mode is not None:
         consumed = readers.queue_mode.committed
     else:
-        consumed = min((standing.committed for standing in readers.groups), default=0)
+        consumed = min((position.committed for position in readers.groups), default=0)
     if status is MessageStatus.COMPLETED:
         return low, min(high, consumed)
     return max(low, consumed), high

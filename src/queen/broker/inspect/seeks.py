@@ -29,7 +29,7 @@ _MOST_KEPT: Final = 20
 _SAMPLED: Final = 2000
 """Partitions that an estimate looks at."""
 _COUNT_KEPT_SECONDS: Final = 5.0
-"""For so long an exact count is kept for whoever was given the estimate."""
+"""How long an exact count is kept for the client that got the estimate."""
 
 BEGINNING: Final = 0
 END: Final = (1 << 63) - 1
@@ -92,7 +92,7 @@ class Seeks:
     ) -> SeekPreview:
         """What a seek would do. Nothing is changed, so it may do otherwise if the group goes on meanwhile.
 
-        If counting takes longer than `within` seconds, an estimate; the count goes on for whoever asks next.
+        If counting takes longer than `within` seconds, an estimate; the count goes on for the next request.
         """
         if within is None:
             return await self._count(group, queue, partition, place, most)

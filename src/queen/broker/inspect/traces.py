@@ -132,7 +132,7 @@ class Traces:
         return TraceNameList(names, total, Pagination(limit, offset, total))
 
     async def _traced_offset(self, partition_id: int, transaction_id: str) -> int | None:
-        """The offset of a message; traces outlive their messages, so what is gone is looked for among the traces."""
+        """The offset of a message; traces outlive their messages, so one that is gone is looked up in the traces."""
         try:
             found = await find_message(self._database, self._envelope, partition_id, transaction_id)
         except UnreadableSegment:

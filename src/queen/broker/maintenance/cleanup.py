@@ -57,7 +57,7 @@ class DroppedPartitions:
 
 
 class ExpiredKeys:
-    """Removes keys that have expired, `batch` at a time; nobody sees them before."""
+    """Removes keys that have expired, `batch` at a time; they are invisible before."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch

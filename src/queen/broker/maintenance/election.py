@@ -129,8 +129,8 @@ class Election:
                 return None
             return await self._take(await Session.open(self._database))
         except (QueenError, asyncpg.PostgresError) as error:
-            # Also when PostgreSQL is only too busy: nobody would stand again.
-            log.debug("lock %s cannot be asked for: %s", self._lock.name, error)
+            # Also when PostgreSQL is only overloaded: an election that ended here would never be held again.
+            log.debug("lock %s could not be requested: %s", self._lock.name, error)
             return None
 
     async def _end_silent_holder(self) -> None:

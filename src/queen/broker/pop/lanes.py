@@ -279,7 +279,7 @@ class Holds:
 
 _MOST_LANES = 10_000
 _MOST_LANES_OF_QUEUE = 1_000
-"""Beyond it lanes that nobody uses just now are forgotten: what they knew is looked up again. A push to a queue is made
+"""Beyond it unused lanes are forgotten: what they knew is looked up again. A push to a queue is made
 known to all that it has."""
 
 

@@ -42,7 +42,7 @@ class Subscriptions:
     async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool, bool]:
         """Record where the group starts, at its first pop of the queue (or partition).
 
-        Returns the time from which it wants the queue's messages, if any, whether it has no subscription at all, and
+        Returns the time from which it gets the queue's messages, if any, whether it has no subscription at all, and
         whether it gets only the newest message of a partition.
         """
         request = pop.request

@@ -50,7 +50,7 @@ class PopRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def unchanged(body: bytes | None) -> bytes | None:
-    """The `render` of pops whose caller wants the JSON itself."""
+    """The `render` of pops whose caller needs the JSON itself."""
     return body
 
 

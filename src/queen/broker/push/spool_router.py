@@ -167,7 +167,7 @@ class SpoolRouter:
         return joint[1] if joint is not None and joint[0] == len(parts) else self._preparer.pack_unplaced(parts)
 
     def _seal(self, chunk: Chunk) -> bytes:
-        """Encrypted if that is possible: whether the queue wants it may not be known now."""
+        """Encrypted if that is possible: whether the queue requires it may not be known now."""
         if self._envelope.is_encrypted(chunk.sealed) or not self._envelope.can_encrypt:
             return chunk.sealed
         return self._envelope.seal(chunk.plain, encrypt=self._envelope.can_encrypt)

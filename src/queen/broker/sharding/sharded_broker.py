@@ -70,7 +70,7 @@ class ShardedBroker:
             broker.siblings = brokers
 
     def _look_again(self) -> None:
-        """Something has moved: a queue that was here before came back with messages that nobody announced here."""
+        """Something has moved: a queue that was here before came back with messages that were not announced here."""
         for broker in self.brokers:
             broker.popper.forget_everything()
 

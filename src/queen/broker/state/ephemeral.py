@@ -41,7 +41,7 @@ from queen.wire.state.ephemeral import (
 )
 
 _POLL_SECONDS: Final = 1.0
-"""How often a pop that waits looks, though nothing was pushed that it heard of."""
+"""How often a pop that waits looks, though it received no notification of a push."""
 _RETRY_AFTER: Final = 1
 """Seconds after which a push to a full queue may be repeated."""
 _EPOCH_BITS: Final = 48
@@ -251,7 +251,7 @@ class Ephemeral:
             raise NotFound(f"ephemeral queue {queue!r} does not exist", NOT_FOUND)
         view = _view(rows[0])
         partitions = await self._database.fetch("ephemeral_partitions", queue)
-        groups = await self._database.fetch("ephemeral_standing", queue)
+        groups = await self._database.fetch("ephemeral_group_stats", queue)
         return EphemeralDepth(
             view.queue,
             view.declared,

@@ -31,7 +31,7 @@ from queen.wire.state.locks import (
 from queen.wire.times import iso_micros
 
 _LOCKS: Final = 0x5175_4C4B
-"""The class of the advisory locks that those who look for a free permit take in turn."""
+"""The class of the advisory locks that serialize requests for a free permit."""
 
 
 class _Permit(msgspec.Struct, rename="camel"):
@@ -102,7 +102,7 @@ class Locks:
             return
         taken = {one.slot for one in holders}
         free = next((slot for slot in range(asked.limit) if slot not in taken), None)
-        # All who take a permit of this lock come one after the other, so a free one is taken by nobody else.
+        # Requests for a permit of this lock are serialized, so no other takes a free one.
         if free is None:
             result.acquired, result.reason, result.holders = False, "held", holders
             return
@@ -134,7 +134,7 @@ class Locks:
         return stored
 
     async def _holders(self, fetcher: Fetcher, name: str) -> list[Holder]:
-        """Those who hold permits, by slot."""
+        """The holders of permits, by slot."""
         prefix = KvGetPrefix(NAMESPACE, f"{name}#", limit=MOST_PERMITS)
         holders: list[Holder] = []
         while True:

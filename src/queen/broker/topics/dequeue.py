@@ -422,7 +422,7 @@ class Dequeuer:
             if request.expired or self.waiting.closed:
                 self._hand_over(request, (), exists=request.key in topics)
             elif row is not None and row["seconds"] is not None and row["seconds"] <= 0:
-                # It became due after the search, or others had it. What is due by now is looked for once more.
+                # It became due after the search, or others had it. What is due by now is searched for once more.
                 request.looked_at = row["at"]
                 self.submit(request)
             else:

@@ -56,7 +56,7 @@ class TopicSet:
             heapq.heappush(self._due, (at, key))
 
     def look(self, now: float) -> set[TopicKey]:
-        """The topics that may have due items; `changed` is about what is fed from now on."""
+        """The topics that may have due items; `changed` covers what is fed from now on."""
         while self._due and self._due[0][0] <= now:
             at, key = heapq.heappop(self._due)
             self._due_now.add(key)

@@ -259,7 +259,7 @@ log = logging.getLogger(__name__)
 
 LEASE_EXPIRED: Final = "The lease ended before the item was acknowledged"
 _BATCH: Final = 1000
-# Leases that end within the same grain are looked for together; long ones need no precision.
+# Leases that end within the same grain are searched for together; long ones need no precision.
 _GRAIN_SECONDS: Final = 0.05
 _COARSE_GRAIN_SECONDS: Final = 1.0
 _LONG_LEASE_SECONDS: Final = 60.0

@@ -297,7 +297,7 @@ class Topics:
         self._send([event])
 
     async def _prepare(self) -> None:
-        """Have at hand what a buffered enqueue needs, should PostgreSQL become unavailable before the first one."""
+        """Load what a buffered enqueue needs, should PostgreSQL become unavailable before the first one."""
         try:
             await self.quotas.refresh()
             await self.modes.refresh()

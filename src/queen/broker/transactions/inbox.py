@@ -9,7 +9,7 @@ that is visible in it, in the order of ids. If a transaction had committed befor
 visible wherever those of the other are and have lower ids, so it comes first. Those that ran side by side come in the
 order of their last pushes, each in one piece as far as it fits into a batch.
 
-A worker that has much to do looks for itself; one that has not is notified. Pushes learn which from a sequence, because
+A busy worker polls; an idle one is notified. Pushes learn which from a sequence, because
 a NOTIFY in each transaction would have all commits of the database wait for one another.
 """
 
@@ -41,10 +41,10 @@ _WORTHWHILE_ROWS: Final = 200
 _NAP_SECONDS: Final = 0.005
 """A worker that is awake lets rows gather for so long, unless it took so many the last time."""
 _LINGER_SECONDS: Final = 0.05
-"""How long a worker that is awake looks in vain before it has itself notified again."""
+"""How long a worker polls without finding rows before it is notified again."""
 _BUSY_TRANSACTIONS: Final = 3
 _BUSY_SECONDS: Final = 0.1
-"""So many transactions in so much time, each with a notification, are too many: the worker looks for itself."""
+"""So many transactions in so much time, each with a notification, are too many: the worker polls."""
 _WRITER_NAPS: Final = (0.005, 0.05)
 _SWEEP_SECONDS: Final = 30.0
 _BETWEEN_TERMS: Final = 1.0
@@ -134,7 +134,7 @@ class InboxDrainer:
             except BUSY_ERRORS as error:
                 log.warning("inbox: append failed (%s); it is tried again", error)
             except Exception:
-                log.exception("inbox: append failed; it is tried again")
+                log.exception("inbox: append failed; retrying")
             finally:
                 await session.close()
                 self._ended.set()
@@ -212,7 +212,7 @@ class InboxDrainer:
                 return
 
     async def _await_writers(self, session: Session) -> bool:
-        """Until those who have written are over: they may have read that this worker is awake, and will not notify it.
+        """Until writing transactions are over: they may have read that this worker is awake, and will not notify it.
 
         False: so much else has come meanwhile that it should be.
         """
@@ -295,13 +295,13 @@ class InboxDrainer:
         except _CONFLICTS as error:
             self._failures += 1
             if self._failures < _PATIENT_ATTEMPTS:
-                log.debug("inbox: append is tried again: %s", error)
+                log.debug("inbox: append failed, retrying: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
                 return None
             await self._append_apart(session, sorted(row["id"] for row in rows))
             return None
         except Exception as error:
-            log.debug("inbox: %d rows are appended apart: %s", len(rows), error)
+            log.debug("inbox: append of %d rows failed, retrying them in halves: %s", len(rows), error)
             await self._append_apart(session, sorted(row["id"] for row in rows))
             return None
         self._failures = 0

@@ -24,10 +24,9 @@ from queen.broker.transactions.stream_queries import StreamQueries
 from queen.log.catalog import QUEUE_MODE, Catalog, Partition, Queue
 from queen.storage.database import Database, Transaction, TransactionRefused, retry_transaction
 from queen.wire.api.messages.messaging import PushResult
-from queen.wire.api.resources.streams import StreamAckResult, StreamCycleResult
+from queen.wire.api.resources.streams import Cycle, CycleAck, StreamAckResult, StreamCycleResult, window_end
 from queen.wire.envelope import Envelope
 from queen.wire.ids import is_uuid, parse_partition_uuid
-from queen.wire.streams import Cycle, CycleAck, window_end
 
 
 class StateConflict(TransactionRefused):
@@ -198,7 +197,7 @@ class StreamCycles:
         return available.get(acked.key, 0)
 
     async def _release(self, ack: CycleAck | None, context: _CycleContext) -> None:
-        """Whoever computes the cycle again pops its messages again: they need not wait for the lease to expire."""
+        """The cycle is computed again from its messages: popping them need not wait for the lease to expire."""
         if ack is None or not ack.lease_id:
             return
         released = await self._database.fetch("release_leases", [context.partition.id], [ack.lease_id])

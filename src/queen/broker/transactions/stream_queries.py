@@ -7,10 +7,17 @@ import msgspec
 from queen.errors import BadRequest, Conflict
 from queen.log.catalog import Catalog
 from queen.storage.database import Database, Record, can_be_stored
-from queen.wire.api.resources.streams import RegisteredStream, StateRow, StreamPartition, StreamQuery, StreamState
+from queen.wire.api.resources.streams import (
+    RegisteredStream,
+    Registration,
+    StateQuery,
+    StateRow,
+    StreamPartition,
+    StreamQuery,
+    StreamState,
+)
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import is_uuid, parse_partition_uuid, partition_uuid
-from queen.wire.streams import Registration, StateQuery
 from queen.wire.times import iso_millis
 
 MOST_ROWS = 100_000

@@ -1,7 +1,7 @@
 """Firing timers: those that are due are removed, and their messages appended, in one transaction.
 
 Every worker fires at the times of the timers that it scheduled itself; the one that runs the background jobs looks for
-all others, as of workers that have ended, every second while there are any. Whoever comes first takes a timer.
+for all others, such as those of ended workers, every second while there are any. The first of them takes a timer.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TimerFiring:
                 log.warning("timers could not be fired (%s); tried again", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except Exception:
-                log.exception("timers could not be fired; tried again")
+                log.exception("timers could not be fired; retrying")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _wait(self) -> bool:
@@ -117,7 +117,7 @@ class TimerFiring:
         return is_due
 
     async def _find_due(self) -> bool:
-        """Whether a timer of anybody is due."""
+        """Whether any timer is due."""
         if not self._elected.is_set():
             return False
         rows = await self._database.fetch("timers_next")
@@ -137,7 +137,7 @@ class TimerFiring:
             log.debug("timers of %s wait: %s", ", ".join(error.queues), error)
             return await self._fire({*held, *error.queues})
         except Exception as error:
-            log.debug("%d timers are fired apart: %s", len(taken), error)
+            log.debug("firing %d timers failed, retrying them in halves: %s", len(taken), error)
             await self._fire_apart(list(taken))
             return True
         self._settle(appended)

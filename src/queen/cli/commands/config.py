@@ -152,8 +152,8 @@ def login(
     ctx: typer.Context,
     method: Annotated[str, typer.Option("--method", help="token, password or google.")] = "token",
     user: Annotated[str | None, typer.Option("-u", "--user", help="Name to log in with.")] = None,
-    password: Annotated[str | None, typer.Option("--password", help="Password; asked for when absent.")] = None,
-    token: Annotated[str | None, typer.Option("--token", help="The token; asked for when absent.")] = None,
+    password: Annotated[str | None, typer.Option("--password", help="Password. [prompt]")] = None,
+    token: Annotated[str | None, typer.Option("--token", help="The token. [prompt]")] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address instead of opening it.")] = False,
     no_keychain: Annotated[bool, typer.Option("--no-keychain", help="Keep the token in the file.")] = False,
 ) -> None:
@@ -251,7 +251,7 @@ def _password_login(session: Session, url: str, user: str, password: str) -> str
     body = msgspec.json.encode({"username": user, "password": password})
     request = urllib.request.Request(f"{url}/api/login", body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=_LOGIN_SECONDS, context=_tls(session)) as answer:
+        with urllib.request.urlopen(request, timeout=_LOGIN_SECONDS, context=session.tls_context()) as answer:
             cookies = SimpleCookie()
             for header in answer.headers.get_all("Set-Cookie", []):
                 cookies.load(header)
@@ -259,24 +259,14 @@ def _password_login(session: Session, url: str, user: str, password: str) -> str
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise AuthFailed(f"{url} refuses the login of {user}; check the name and the password") from error
-        raise ServerFailed(f"{url}/api/login answered {error.code}; is it the proxy, which knows users?") from error
+        raise ServerFailed(f"{url}/api/login answered {error.code}; is it the proxy?") from error
     except OSError as error:
         raise ServerFailed(f"cannot reach {url}: {error}") from error
     if "token" in cookies:
         return cookies["token"].value
     if isinstance(decoded.get("token"), str):
         return str(decoded["token"])
-    raise ServerFailed(f"{url}/api/login gave no token; is it the proxy, which knows users?")
-
-
-def _tls(session: Session) -> Any:
-    import ssl
-
-    context = ssl.create_default_context()
-    if session.server.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+    raise ServerFailed(f"{url}/api/login returned no token; is it the proxy?")
 
 
 def _object(body: bytes) -> dict[str, Any]:

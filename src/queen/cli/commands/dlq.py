@@ -14,7 +14,19 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from queen.cli.common.arguments import DryRun, Limit, Offset, Partition, Since, Until, Yes, parse_json, writer
+from queen.cli.common.arguments import (
+    DryRun,
+    Limit,
+    Offset,
+    Partition,
+    QueueName,
+    Since,
+    Until,
+    Yes,
+    complete_queues,
+    parse_json,
+    writer,
+)
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session, check_answer
@@ -23,8 +35,7 @@ from queen.cli.common.tree import command, group
 
 app = group("Dead letters: list, report, redrive, edit, export and purge them.")
 
-Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue.")]
-QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
+Queue = Annotated[str | None, typer.Option("--queue", help="Only of this queue.", autocompletion=complete_queues)]
 Cg = Annotated[str | None, typer.Option("--cg", "--group", help="Only of this consumer group.")]
 Tx = Annotated[list[str] | None, typer.Option("--tx", help="Only of this transaction id; may be repeated.")]
 PartitionId = Annotated[
@@ -71,7 +82,7 @@ def list_dead_letters(
     partition: Partition = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number.")] = 100,
     offset: Offset = 0,
 ) -> None:
     """List dead letters, the latest failure first."""
@@ -92,7 +103,7 @@ def report(
     partition: Partition = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="Maximum number.")] = 50,
 ) -> None:
     """Show what dead letters died of, the most frequent first; errors that differ in numbers and ids alone are one."""
     session = Session.of(ctx)
@@ -242,7 +253,7 @@ def purge(
     dry_run: DryRun = False,
     yes: Yes = False,
 ) -> None:
-    """Throw dead letters away; their messages stay in their partitions."""
+    """Delete dead letters; their messages stay in their partitions."""
     session = Session.of(ctx)
     if dry_run:
         found = _chosen(session, queue, cg, partition, since, until, tx, None)

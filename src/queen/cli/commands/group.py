@@ -8,7 +8,7 @@ import typer
 
 from queen.cli.commands.health import LAG_COLUMNS, print_lag
 from queen.cli.commands.messaging import seek_group
-from queen.cli.common.arguments import DryRun, QueueName, Yes
+from queen.cli.common.arguments import DryRun, GroupName, QueueName, Yes, complete_queues
 from queen.cli.common.exits import NothingFound, ServerFailed
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session, check_answer
@@ -17,7 +17,6 @@ from queen.cli.common.tree import command, group
 
 app = group("Consumer groups: list, lag, seek, pause, resume, delete.")
 
-GroupName = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 
 _PARTITIONS = (
     Column("QUEUE", "queue"),
@@ -33,7 +32,10 @@ _PARTITIONS = (
 
 @command(app, "list", aliases=("ls",), example="queen group list\nqueen group list --queue orders -o wide")
 def list_groups(
-    ctx: typer.Context, queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.")] = None
+    ctx: typer.Context,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Only on this queue.", autocompletion=complete_queues)
+    ] = None,
 ) -> None:
     """List consumer groups, one row for each queue they read."""
     session = Session.of(ctx)
@@ -143,8 +145,10 @@ def subscribe(
 def delete(
     ctx: typer.Context,
     name: GroupName,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only on this queue.")] = None,
-    metadata: Annotated[bool, typer.Option("--metadata", help="Forget where it began as well.")] = False,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Only on this queue.", autocompletion=complete_queues)
+    ] = None,
+    metadata: Annotated[bool, typer.Option("--metadata", help="Also delete where it started.")] = False,
     yes: Yes = False,
 ) -> None:
     """Forget where a group is; the next pop of it begins as that of a new one."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from queen import __version__
-from queen.cli.common.arguments import Namespace, Task
+from queen.cli.common.arguments import Namespace, Task, complete_queues
 from queen.cli.common.exits import SERVER, ServerFailed, UserError
 from queen.cli.common.output import Column
 from queen.cli.common.session import DEFAULT_SERVER, Session
@@ -96,9 +96,20 @@ def version(
 ) -> None:
     """Print the version of the command and of the server."""
     session = Session.of(ctx)
-    session.out.text(f"queen {__version__} (Python {platform.python_version()})")
-    if short:
+    row: dict[str, Any] = {"version": __version__, "python": platform.python_version()}
+    if not short:
+        row |= _server_version(session)
+    if session.out.given not in (None, "table", "wide"):
+        session.out.value(row)
         return
+    session.out.text(f"queen {row['version']} (Python {row['python']})")
+    if "server" in row:
+        session.out.text(f"server {row['server']} at {row['url']}")
+        session.out.text(f"status {row['status']}, database {row['database']}")
+        session.out.text(f"context {row['context'] or '-'}")
+
+
+def _server_version(session: Session) -> dict[str, Any]:
     from queen.client.errors import QueenError
 
     queen = session.connect(2000, attempts=1)
@@ -106,12 +117,16 @@ def version(
         answer = queen.admin.health()
     except QueenError as error:
         session.out.note(f"server {session.server.url}: not reachable ({error})")
-        return
+        return {}
     finally:
         queen.close()
-    session.out.text(f"server {answer['version']} at {session.server.url}")
-    session.out.text(f"status {answer['status']}, database {answer['database']}")
-    session.out.text(f"context {session.server.context or '-'}")
+    return {
+        "server": answer["version"],
+        "url": session.server.url,
+        "status": answer["status"],
+        "database": answer["database"],
+        "context": session.server.context,
+    }
 
 
 @command(
@@ -121,7 +136,7 @@ def version(
 )
 def status(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(help="Only this queue.")] = None,
+    queue: Annotated[str | None, typer.Argument(help="Only this queue.", autocompletion=complete_queues)] = None,
     namespace: Namespace = None,
     task: Task = None,
     partitions: Annotated[bool, typer.Option("--partitions", help="Show the partitions of the queue.")] = False,
@@ -213,5 +228,5 @@ def _health(session: Session, queen: Any) -> Mapping[str, Any]:
             "pass --server, or set QUEEN_SERVER"
         ) from error
     except (ServerError, OverloadedError) as error:
-        raise ServerFailed(f"{session.server.url} is unhealthy: {error}; queen doctor looks for the cause") from error
+        raise ServerFailed(f"{session.server.url} is unhealthy: {error}; run queen doctor to find the cause") from error
     return answer

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from queen.cli.commands.trace import MESSAGE_TRACES
-from queen.cli.common.arguments import Offset, Partition, QueueName, Since, Until, Yes
+from queen.cli.common.arguments import Offset, Partition, QueueName, Since, Until, Yes, complete_queues
 from queen.cli.common.exits import NothingFound, UserError
 from queen.cli.common.filters import Grep, Where, is_pattern, message_filter
 from queen.cli.common.output import Column
@@ -55,7 +55,9 @@ queen messages list --queue orders --from '1h ago' -o wide
 )
 def list_messages(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Option("--queue", help="Only of this queue.")] = None,
+    queue: Annotated[
+        str | None, typer.Option("--queue", help="Only of this queue.", autocompletion=complete_queues)
+    ] = None,
     partition: Partition = None,
     namespace: Annotated[str | None, typer.Option("--namespace", help="Only of this namespace.")] = None,
     task: Annotated[str | None, typer.Option("--task", help="Only of this task.")] = None,
@@ -63,7 +65,7 @@ def list_messages(
     cg: Annotated[str | None, typer.Option("--cg", "--group", help="The status as this group sees it.")] = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Maximum number.")] = 100,
     offset: Offset = 0,
 ) -> None:
     """List messages, the newest first, without their data."""
@@ -122,7 +124,7 @@ def search(
     status: Annotated[str | None, typer.Option("--status", help=", ".join(_STATUSES))] = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = 100,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Stop after this many.")] = 100,
 ) -> None:
     """Search the data of a queue's messages; nothing is consumed.
 
@@ -132,7 +134,7 @@ def search(
     if status is not None and status not in _STATUSES:
         raise UserError(f"--status is {', '.join(_STATUSES)}, not {status!r}")
     session = Session.of(ctx)
-    # Regular expressions are looked for here, in what passes the rest.
+    # Regular expressions are matched here, on what passes the rest.
     matches = message_filter(where, grep)
     asked: dict[str, Any] = {
         "partition": partition,

@@ -10,7 +10,17 @@ from urllib.parse import quote, urlencode
 
 import typer
 
-from queen.cli.common.arguments import QUEUE_MODE, DryRun, Group, NeededGroup, QueueName, json_lines, opened, parse_json
+from queen.cli.common.arguments import (
+    QUEUE_MODE,
+    DryRun,
+    Group,
+    NeededGroup,
+    QueueName,
+    complete_queues,
+    json_lines,
+    opened,
+    parse_json,
+)
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.output import lookup
 from queen.cli.common.session import Session, check_answer
@@ -115,13 +125,15 @@ queen pop --namespace billing --task invoices
 )
 def pop(
     ctx: typer.Context,
-    queue: Annotated[str | None, typer.Argument(help="The queue; or --namespace and --task.")] = None,
+    queue: Annotated[
+        str | None, typer.Argument(help="The queue; or --namespace and --task.", autocompletion=complete_queues)
+    ] = None,
     cg: Group = None,
     partition: Annotated[str | None, typer.Option("--partition", help="Only from this partition.")] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="How many messages to take at most.")] = 1,
     batch: Annotated[int | None, typer.Option("--batch", min=1, help="How many to take with one request.")] = None,
     max_partitions: Annotated[int, typer.Option("--max-partitions", min=1, help="Partitions of one request.")] = 1,
-    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Delivered is done.")] = False,
+    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Acknowledge on delivery.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the first message.")] = True,
     timeout: Annotated[str, typer.Option("--timeout", help="How long to wait.")] = "10s",
     namespace: Annotated[str | None, typer.Option("--namespace", help="From all queues of a namespace.")] = None,
@@ -194,8 +206,8 @@ queen pop orders -n 10 | queen ack --batch -
 def ack(
     ctx: typer.Context,
     transaction_id: Annotated[str | None, typer.Argument(help="The message.")] = None,
-    partition_id: Annotated[str | None, typer.Option("--partition-id", help="The partition it is of.")] = None,
-    lease_id: Annotated[str | None, typer.Option("--lease-id", help="Only if this lease still holds.")] = None,
+    partition_id: Annotated[str | None, typer.Option("--partition-id", help="Its partition.")] = None,
+    lease_id: Annotated[str | None, typer.Option("--lease-id", help="Only if this lease is still valid.")] = None,
     cg: Group = None,
     error: Annotated[str | None, typer.Option("--error", help="Why it failed.")] = None,
     failed: Annotated[
@@ -275,7 +287,7 @@ def tx(
 def extend(
     ctx: typer.Context,
     lease_id: Annotated[str, typer.Argument(help="The lease, as pop prints it.")],
-    seconds: Annotated[int, typer.Option("--seconds", min=1, help="How long it lasts from now on, at least.")] = 60,
+    seconds: Annotated[int, typer.Option("--seconds", min=1, help="Minimum lease time from now.")] = 60,
 ) -> None:
     """Let a lease last longer."""
     session = Session.of(ctx)
@@ -328,7 +340,7 @@ def preview_seek(session: Session, cg: str, queue: str, body: Mapping[str, Any],
     """Say what a seek would do."""
     answer = check_answer(session.admin.preview_seek(cg, queue, **body, **more))
     effect = f"redelivered={answer['redelivered']} skipped={answer['skipped']} leases={answer['leases']}"
-    session.out.done(f"would have {what} {effect}", answer)
+    session.out.done(f"dry run: {what} {effect}", answer)
 
 
 def seek_group(

@@ -37,7 +37,7 @@ partition_app = group("Partitions of queues.")
 namespace_app = group("Namespaces of queues.")
 task_app = group("Tasks of queues.")
 
-Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most so many; all by default.")]
+Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Maximum number. [all]")]
 PartitionName = Annotated[str, typer.Argument(help="The partition.", metavar="PARTITION")]
 
 _LIST = (
@@ -106,7 +106,7 @@ def list_queues(
     task: Task = None,
     search: Annotated[str | None, typer.Option("--search", help="Only with this text in the name.")] = None,
     sort: Annotated[str | None, typer.Option("--sort", help=f"{', '.join(_SORTS)}. [created]")] = None,
-    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    reverse: Annotated[bool, typer.Option("--reverse", help="Reverse the order.")] = False,
     limit: Limit = None,
     offset: Offset = 0,
 ) -> None:
@@ -196,12 +196,13 @@ def configure(
         ),
     ] = None,
     dlq_after_max_retries: Annotated[
-        bool | None, typer.Option("--dlq-after-max-retries/--no-dlq-after-max-retries", help="As the option before.")
+        bool | None,
+        typer.Option("--dlq-after-max-retries/--no-dlq-after-max-retries", help="Like the previous option."),
     ] = None,
     dedup_window: Annotated[
         int | None, typer.Option("--dedup-window", min=0, help="Seconds a transaction id is remembered. [the server's]")
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Give options that are not named their defaults.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Reset options that are not given to their defaults.")] = False,
 ) -> None:
     """Make a queue, or change some of its options; those that are not named stay.
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import os
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from queen.cli.common.tree import command, group
-from queen.errors import QueenError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,13 +96,9 @@ def serve(
     requests in progress, then stops the workers and the embedded PostgreSQL;
     a second Ctrl-C does not wait.
     """
-    from queen.cli.serve.logs import configure_logging
-    from queen.setting_hints import environment_hints
-    from queen.settings import Settings, describe_settings
-    from queen.telemetry import span_exporters
+    from queen.cli.serve.start import start
 
-    settings = Settings.from_env(
-        os.environ,
+    start(
         port=port,
         host=host,
         num_workers=workers,
@@ -115,26 +107,6 @@ def serve(
         log_level=log_level,
         log_encoding=log_encoding,
     )
-    configure_logging(settings.log_level, settings.log_encoding, "queen")
-    for hint in environment_hints(os.environ, [item.variable for item in describe_settings()]):
-        logging.getLogger("queen").warning("%s", hint)
-    span_exporters(os.environ)
-
-    from queen.cli.serve.supervisor import Supervisor
-    from queen.http.auth.guard import check_security
-    from queen.storage.migrate import migrate
-
-    check_security(settings)
-    announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
-    # The supervisor waits for a database that is unavailable, and says so; one attempt of a second is enough here.
-    supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)
-    try:
-        asyncio.run(supervisor.run())
-    except QueenError as error:
-        if settings.log_encoding != "json":
-            raise
-        logging.getLogger("queen").critical("%s", error)
-        raise typer.Exit(1) from error
 
 
 @command(settings_app, "settings", example="queen settings\nPOP_SAFETY_POLL_MS=500 queen settings")

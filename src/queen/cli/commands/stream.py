@@ -51,11 +51,11 @@ queen stream register hourly-totals --source orders --sink totals --hash v2 --re
 )
 def register(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(help="The lasting name of the query.")],
+    name: Annotated[str, typer.Argument(help="The name of the query.")],
     source: Annotated[str, typer.Option("--source", help="The queue that it reads.")],
     config_hash: Annotated[str, typer.Option("--hash", help="Fingerprint of its operators.")],
     sink: Annotated[str | None, typer.Option("--sink", help="The queue that it writes.")] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Drop the state if the fingerprint is another.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Drop the state if the fingerprint differs.")] = False,
 ) -> None:
     """Register a query, or find the id of one; with another fingerprint than before it is refused, unless --reset."""
     from queen.client.errors import ConflictError
@@ -99,7 +99,7 @@ def state(
     name: Annotated[str, typer.Argument(help="The query.", metavar="NAME")],
     partition: Annotated[str | None, typer.Option("--partition", help="Only of this partition.")] = None,
     key: Annotated[list[str] | None, typer.Option("--key", help="Only this key; may be repeated.")] = None,
-    prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys that begin so.")] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help="Only keys with this prefix.")] = None,
     ripe: Annotated[str | None, typer.Option("--ripe", help="Only windows that end at this time or before.")] = None,
 ) -> None:
     """Show the state that a query keeps for the partitions of its source queue."""

@@ -16,7 +16,7 @@ maintenance_app = group("Maintenance modes of pushes and pops.")
 metrics_app = group("Print the server's metrics.")
 analytics_app = group("Show what was counted over time.")
 
-Pop = Annotated[bool, typer.Option("--pop", help="The mode of pops: they are answered empty.")]
+Pop = Annotated[bool, typer.Option("--pop", help="Pop maintenance: pops return no messages.")]
 
 
 @command(maintenance_app, "get", aliases=("status",), example="queen maintenance get")
@@ -32,7 +32,7 @@ def on(ctx: typer.Context, pop: Pop = False, yes: Yes = False) -> None:
     session = Session.of(ctx)
     if not yes and not session.out.terminal:
         raise UserError("maintenance affects every producer or consumer; pass --yes to switch it on")
-    if not yes and not typer.confirm("This affects every producer or consumer. Go on?", err=True):
+    if not yes and not typer.confirm("This affects every producer or consumer. Continue?", err=True):
         raise UserError("nothing was changed")
     _switch(session, pop, True)
 
@@ -54,7 +54,7 @@ def _switch(session: Session, pop: bool, enabled: bool) -> None:
 @command(metrics_app, "metrics", example="queen metrics\nqueen metrics --prometheus | grep queen_queue")
 def metrics(
     ctx: typer.Context,
-    prometheus: Annotated[bool, typer.Option("--prometheus", help="As Prometheus reads them.")] = False,
+    prometheus: Annotated[bool, typer.Option("--prometheus", help="In the format of Prometheus.")] = False,
 ) -> None:
     """Print the server's metrics."""
     session = Session.of(ctx)

@@ -38,20 +38,22 @@ def tail(
     ctx: typer.Context,
     queue: QueueName,
     cg: Annotated[
-        str, typer.Option("--cg", "--group", help="The group that remembers how far it was read.")
+        str, typer.Option("--cg", "--group", help="The consumer group that stores the position.")
     ] = "queenctl-tail",
     partition: Annotated[str | None, typer.Option("--partition", help="Only this partition.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Wait for more, until Ctrl-C.")] = False,
-    limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Stop after so many.")] = None,
+    limit: Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Stop after this many.")] = None,
     batch: Annotated[
         int, typer.Option("--batch", min=1, max=10_000, help="How many to take with one request.")
     ] = _BATCH,
     max_partitions: Annotated[int, typer.Option("--max-partitions", min=1, help="Partitions of one request.")] = 10,
-    auto_ack: Annotated[bool, typer.Option("--auto-ack", help="Delivered is done; else what was printed is.")] = False,
+    auto_ack: Annotated[
+        bool, typer.Option("--auto-ack", help="Acknowledge on delivery instead of after printing.")
+    ] = False,
     start: Annotated[str | None, typer.Option("--from", help="Where a new group begins: all or new.")] = None,
     since: Annotated[str | None, typer.Option("--since", help="Where a new group begins: a time.")] = None,
     idle_millis: Annotated[
-        int | None, typer.Option("--idle-millis", min=1, help="Stop when nothing came for so long.")
+        int | None, typer.Option("--idle-millis", min=1, help="Stop after this long without messages.")
     ] = None,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, max=64, help="Requests at the same time.")] = 1,
     timeout: Annotated[str, typer.Option("--timeout", help="How long one request waits for messages.")] = "10s",

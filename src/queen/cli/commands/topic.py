@@ -26,7 +26,7 @@ app.add_typer(mode_app, name="mode")
 NamespaceName = Annotated[str, typer.Argument(help="The namespace.", metavar="NAMESPACE")]
 TopicName = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 Ids = Annotated[list[int], typer.Argument(help="Ids of items.", metavar="ID…")]
-Limit = Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="At most so many.")]
+Limit = Annotated[int, typer.Option("-n", "--limit", min=1, max=10_000, help="Maximum number.")]
 
 _PATH: Final = "/api/v1/topics"
 _LIST = (
@@ -104,16 +104,18 @@ def configure(
     namespace: NamespaceName,
     topic: TopicName,
     max_retries: Annotated[
-        int | None, typer.Option("--max-retries", min=0, help="Failures after the first. [3]")
+        int | None, typer.Option("--max-retries", min=0, help="Maximum number of retries. [3]")
     ] = None,
     backoff_base: Annotated[
         int | None, typer.Option("--backoff-base", min=0, help="Milliseconds before the first retry. [1000]")
     ] = None,
     backoff_cap: Annotated[
-        int | None, typer.Option("--backoff-cap", min=0, help="The longest pause, in milliseconds. [300000]")
+        int | None, typer.Option("--backoff-cap", min=0, help="Maximum backoff in milliseconds. [300000]")
     ] = None,
     lease: Annotated[int | None, typer.Option("--lease", min=1, help="Seconds of a lease. [30]")] = None,
-    at_most_once: Annotated[bool | None, typer.Option("--at-most-once/--at-least-once", help="Given is done.")] = None,
+    at_most_once: Annotated[
+        bool | None, typer.Option("--at-most-once/--at-least-once", help="Acknowledge on delivery.")
+    ] = None,
     ttl: Annotated[
         str | None, typer.Option("--ttl", help="How long items may wait once they are due; `none` for ever.")
     ] = None,
@@ -162,9 +164,13 @@ def enqueue(
     data: Annotated[str | None, typer.Option("--data", help="One item, as JSON.")] = None,
     file: Annotated[Path | None, typer.Option("-f", "--file", help="NDJSON: an item on each line; - is stdin.")] = None,
     priority: Annotated[int | None, typer.Option("--priority", help="Lower is served first. [0]")] = None,
-    delay: Annotated[str | None, typer.Option("--delay", help="Not before so long from now.")] = None,
-    deliver_after: Annotated[str | None, typer.Option("--deliver-after", help="Not before this time.")] = None,
-    ttl: Annotated[str | None, typer.Option("--ttl", help="Removed when it has waited so long.")] = None,
+    delay: Annotated[str | None, typer.Option("--delay", help="Delay before delivery.")] = None,
+    deliver_after: Annotated[
+        str | None, typer.Option("--deliver-after", help="Deliver no earlier than this time.")
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", help="Time to live: deleted when it has waited this long.")
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", help="Idempotency key of a single item.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Items of one request.")] = 1000,
 ) -> None:
@@ -248,8 +254,8 @@ def peek(
     namespace: NamespaceName,
     topic: TopicName,
     limit: Limit = 10,
-    delayed: Annotated[bool, typer.Option("--delayed", help="Also what is not due yet.")] = False,
-    leased: Annotated[bool, typer.Option("--leased", help="What is leased, instead of what waits.")] = False,
+    delayed: Annotated[bool, typer.Option("--delayed", help="Include items that are not due yet.")] = False,
+    leased: Annotated[bool, typer.Option("--leased", help="Leased items instead of waiting ones.")] = False,
 ) -> None:
     """Show the next items without leasing them."""
     session = Session.of(ctx)
@@ -296,7 +302,7 @@ def extend(
     namespace: NamespaceName,
     topic: TopicName,
     ids: Ids,
-    seconds: Annotated[float, typer.Option("--seconds", help="How long leases last from now on.")] = 60,
+    seconds: Annotated[float, typer.Option("--seconds", help="Lease time from now.")] = 60,
 ) -> None:
     """Let leases of items last longer."""
     _settle(Session.of(ctx), "extend", namespace, topic, ids, None, seconds=seconds)
@@ -368,7 +374,7 @@ def purge_dead(
     all_: Annotated[bool, typer.Option("--all", help="All of the topic.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Throw dead letters away."""
+    """Delete dead letters."""
     session = Session.of(ctx)
     session.confirm(yes, f"deleting dead letters of {namespace}/{topic}")
     _settle_dead(session, "dlq/delete", namespace, topic, ids, all_)
@@ -387,7 +393,7 @@ def list_quotas(ctx: typer.Context) -> None:
 def set_quota(
     ctx: typer.Context,
     namespace: NamespaceName,
-    per_minute: Annotated[int, typer.Argument(min=0, help="Items that it may enqueue in a minute.")],
+    per_minute: Annotated[int, typer.Argument(min=0, help="Maximum number of enqueued items per minute.")],
 ) -> None:
     """Limit what a namespace may enqueue."""
     session = Session.of(ctx)

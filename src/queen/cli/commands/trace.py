@@ -13,7 +13,7 @@ from queen.cli.common.tree import command, group
 
 app = group("Traces that consumers leave on messages.")
 
-Limit = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many.")]
+Limit = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="Maximum number.")]
 
 MESSAGE_TRACES = (
     Column("AT", "created_at"),
@@ -80,7 +80,7 @@ def add(
     ctx: typer.Context,
     partition_id: Annotated[str, typer.Argument(help="The id of its partition.")],
     transaction_id: Annotated[str, typer.Argument(help="Its transaction id.")],
-    data: Annotated[str, typer.Option("--data", help="What to note, as JSON.")],
+    data: Annotated[str, typer.Option("--data", help="Data of the trace, as JSON.")],
     name: Annotated[list[str] | None, typer.Option("--name", help="A name to find it by; may be repeated.")] = None,
     event: Annotated[str, typer.Option("--event", help="info, processing, step, error …")] = "info",
     cg: Group = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -13,20 +13,51 @@ import typer
 
 from queen.cli.common.exits import UserError
 
-QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE")]
+_COMPLETION_MILLIS = 2000
+
+
+def complete_queues(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The queues of the server whose names begin so, for completion."""
+    return _completions(ctx, incomplete, lambda admin: (row["name"] for row in admin.list_queues()["queues"]))
+
+
+def complete_groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The consumer groups whose names begin so, for completion."""
+    return _completions(ctx, incomplete, lambda admin: (row["name"] for row in admin.list_consumer_groups() or []))
+
+
+def _completions(ctx: typer.Context, incomplete: str, names: Callable[[Any], Iterable[str]]) -> list[str]:
+    from queen.cli.common.session import Session
+
+    # Whatever is wrong, a person who presses Tab is not told of it.
+    with contextlib.suppress(Exception), Session.of(ctx).connect(_COMPLETION_MILLIS, attempts=1) as queen:
+        return sorted({name for name in names(queen.admin) if name.startswith(incomplete) and name != QUEUE_MODE})
+    return []
+
+
+QueueName = Annotated[str, typer.Argument(help="The queue.", metavar="QUEUE", autocompletion=complete_queues)]
+GroupName = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP", autocompletion=complete_groups)]
 Group = Annotated[
-    str | None, typer.Option("--cg", "--group", help="The consumer group; without one, the queue itself.")
+    str | None,
+    typer.Option(
+        "--cg",
+        "--group",
+        help="The consumer group; without one, the queue itself.",
+        autocompletion=complete_groups,
+    ),
 ]
-NeededGroup = Annotated[str, typer.Option("--cg", "--group", help="The consumer group.")]
+NeededGroup = Annotated[
+    str, typer.Option("--cg", "--group", help="The consumer group.", autocompletion=complete_groups)
+]
 Partition = Annotated[str | None, typer.Option("--partition", help="Only this partition.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", help="Only of this namespace.")]
 Task = Annotated[str | None, typer.Option("--task", help="Only of this task.")]
-Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="At most so many; all by default.")]
-Offset = Annotated[int, typer.Option("--offset", min=0, help="Leave out so many at the beginning.")]
+Limit = Annotated[int | None, typer.Option("-n", "--limit", min=1, help="Maximum number. [all]")]
+Offset = Annotated[int, typer.Option("--offset", min=0, help="Skip this many.")]
 Since = Annotated[str | None, typer.Option("--from", help="Only since this time: a date, `2h`, `5m ago` …")]
 Until = Annotated[str | None, typer.Option("--to", help="Only until this time.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
 
 QUEUE_MODE = "__QUEUE_MODE__"
 

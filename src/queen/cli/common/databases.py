@@ -7,10 +7,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
@@ -98,6 +99,16 @@ def _version(tool: Path) -> int:
         return 0
     found = _VERSION.search(output)
     return int(found[1]) if found else 0
+
+
+def without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
+    """The URL without its password, which then is in the environment: other users see the arguments of a process."""
+    parts = urlsplit(dsn)
+    login, at, place = parts.netloc.rpartition("@")
+    user, colon, password = login.partition(":")
+    if not colon:
+        return dsn, {}
+    return urlunsplit(parts._replace(netloc=f"{user}{at}{place}")), {"PGPASSWORD": unquote(password)}
 
 
 async def connected(dsn: str, **options: Any) -> Any:

@@ -58,4 +58,4 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise UserError(f"{text!r} is no regular expression: {error}") from error
+        raise UserError(f"{text!r} is not a regular expression: {error}") from error

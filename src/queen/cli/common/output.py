@@ -14,7 +14,7 @@ import msgspec
 
 from queen.cli.common.exits import UserError
 
-FORMATS: Final = ("table", "wide", "json", "ndjson", "jsonl", "yaml", "csv", "raw", "jsonpath=<expr>")
+FORMATS: Final = ("table", "wide", "json", "ndjson", "jsonl", "yaml", "csv", "name", "raw", "jsonpath=<expr>")
 
 _NOTHING: Final = "-"
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN, _PLAIN = (
@@ -79,6 +79,10 @@ class Output:
             self.table([column for column in columns if kind == "wide" or not column.wide], rows)
         elif kind == "csv":
             self._csv(columns, rows)
+        elif kind == "name":
+            # The first column is what other commands take.
+            for row in rows:
+                self.text(columns[0].text(row))
         elif kind in ("ndjson", "jsonl"):
             for row in rows:
                 self.line(row)
@@ -90,11 +94,11 @@ class Output:
     def value(self, answer: Any) -> None:
         """One thing without columns."""
         kind = self.given or ("yaml" if self.terminal else "json")
-        self._document("yaml" if kind in ("table", "wide", "csv") else kind, answer)
+        self._document("yaml" if kind in ("table", "wide", "csv", "name") else kind, answer)
 
     def done(self, text: str, answer: Any = None) -> None:
         """The result of an action: a line of text, or the whole response with an output format."""
-        if self.given is not None and self.given not in ("table", "wide", "csv") and answer is not None:
+        if self.given is not None and self.given not in ("table", "wide", "csv", "name") and answer is not None:
             self._document(self.given, answer)
         elif not self.quiet:
             print(text, file=self._out)

@@ -16,6 +16,8 @@ from queen.cli.common.exits import ServerFailed, UserError
 from queen.cli.common.output import Output
 
 if TYPE_CHECKING:
+    import ssl
+
     from queen.client.sync import AdminSync, QueenSync
 
 DEFAULT_SERVER: Final = "http://localhost:6632"
@@ -108,6 +110,16 @@ class Session:
     def admin(self) -> AdminSync:
         return self.queen.admin
 
+    def tls_context(self) -> ssl.SSLContext:
+        """For requests that the client does not make."""
+        import ssl
+
+        context = ssl.create_default_context()
+        if self.server.insecure:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
     def pages(self, fetch: Any, key: str, limit: int | None, size: int = 500) -> Iterator[dict[str, Any]]:
         """Every entry of a listing that comes in pages, up to a limit; `fetch` takes `limit` and `offset`."""
         offset = 0
@@ -126,7 +138,7 @@ class Session:
             return
         if not (self.out.terminal and os.isatty(0)):
             raise UserError(f"{what} cannot be undone; pass --yes to do it")
-        if not typer.confirm(f"{what} cannot be undone. Go on?", err=True):
+        if not typer.confirm(f"{what} cannot be undone. Continue?", err=True):
             raise UserError("nothing was changed")
 
     def close(self) -> None:

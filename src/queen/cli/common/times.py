@@ -8,23 +8,14 @@ from typing import Final
 
 import typer
 
+from queen.wire.times import duration_ms
+
 BEGINNING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 END_WORDS: Final = frozenset({"now", "end", "latest"})
 BEGINNING_WORDS: Final = frozenset({"beginning", "start", "earliest"})
 
 TIME_HELP: Final = "2026-04-26T10:59:28Z, '2026-04-26 10:59', 2026-04-26, unix seconds, now, beginning, 5m, '2h ago'"
 
-_UNITS: Final = {
-    "ms": 0.001,
-    "s": 1.0,
-    "sec": 1.0,
-    "m": 60.0,
-    "min": 60.0,
-    "h": 3600.0,
-    "d": 86400.0,
-    "w": 604800.0,
-}
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 _UNIX = re.compile(r"\d{9,13}(?:\.\d+)?")
 
 
@@ -43,10 +34,10 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
-        span = _span(word.removesuffix("ago").strip())
+        span = duration_ms(word.removesuffix("ago"))
         if span is None:
-            raise typer.BadParameter(f"{text!r} is no time; try {TIME_HELP}") from None
-        return now - timedelta(seconds=span)
+            raise typer.BadParameter(f"{text!r} is not a time; try {TIME_HELP}") from None
+        return now - timedelta(milliseconds=span)
     return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -56,10 +47,10 @@ def parse_duration(text: str) -> float:
     try:
         return float(word)
     except ValueError:
-        span = _span(word)
+        span = duration_ms(word)
     if span is None:
-        raise typer.BadParameter(f"{text!r} is no duration; try 500ms, 10s, 5m, 1h30m or 2d")
-    return span
+        raise typer.BadParameter(f"{text!r} is not a duration; try 500ms, 10s, 5m, 1h30m or 2d")
+    return span / 1000
 
 
 def iso(moment: datetime) -> str:
@@ -84,12 +75,3 @@ def age(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600}h"
-
-
-def _span(word: str) -> float | None:
-    pieces = _SPAN.findall(word)
-    if not pieces or "".join(number + unit for number, unit in pieces) != re.sub(r"\s+", "", word):
-        return None
-    if any(unit not in _UNITS for _, unit in pieces):
-        return None
-    return sum(float(number) * _UNITS[unit] for number, unit in pieces)

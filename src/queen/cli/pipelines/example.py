@@ -32,8 +32,8 @@ _PUSHED_AT_ONCE = 500
 
 @command(examples, "example", example="queen pipeline example\nqueen pipeline example /tmp/leads --events 20000")
 def example(
-    directory: Annotated[Path, typer.Argument(help="Where everything of it goes.")] = Path("lead-example"),
-    events: Annotated[int, typer.Option(min=100, help="Events to make up.")] = 5000,
+    directory: Annotated[Path, typer.Argument(help="Directory for all files of the example.")] = Path("lead-example"),
+    events: Annotated[int, typer.Option(min=100, help="Number of events to generate.")] = 5000,
     server: Server = None,
     token: Token = None,
     database_url: DatabaseUrl = None,

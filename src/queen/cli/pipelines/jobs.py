@@ -40,8 +40,7 @@ from queen.pipelines.state import StateDirectory
 from queen.pipelines.tables.locations import TARGET_BYTES, Location
 from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.table import Table
-from queen.wire import durations
-from queen.wire.times import parse_time
+from queen.wire.times import EXPECTED_DURATION, duration_ms, parse_time
 
 jobs = typer.Typer()
 
@@ -78,10 +77,10 @@ def archive(
         ),
     ] = False,
     fail_on_data_loss: FailOnDataLoss = None,
-    every: Annotated[str, typer.Option(help="How often a batch begins.")] = "30 seconds",
-    rows_per_batch: Annotated[int, typer.Option(min=1, help="Messages of a batch at most.")] = 500_000,
+    every: Annotated[str, typer.Option(help="Interval of batches.")] = "30 seconds",
+    rows_per_batch: Annotated[int, typer.Option(min=1, help="Maximum number of messages per batch.")] = 500_000,
     group: Annotated[str | None, typer.Option(help="A consumer group that shows how far the archive is.")] = None,
-    compact: Annotated[bool, typer.Option(help="Join small files of hours that are over.")] = True,
+    compact: Annotated[bool, typer.Option(help="Compact small files of past hours.")] = True,
     master: Master = LOCAL,
     conf: Conf = None,
     server: Server = None,
@@ -100,8 +99,8 @@ def archive(
     from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
     from queen.pipelines.jobs.compact import compact as join_files
 
-    if durations.milliseconds(every) is None:
-        raise QueenError(f"--every {every}: expected {durations.EXPECTED}")
+    if duration_ms(every) is None:
+        raise QueenError(f"--every {every}: expected {EXPECTED_DURATION}")
     directory = data_dir(data_directory)
     location = Location.parse(to)
     connection = connect(server, token, database_url, directory)
@@ -111,7 +110,7 @@ def archive(
 
     def housekeeping() -> None:
         if kind is Format.PARQUET:
-            join_files(Path(to))
+            join_files(to)
         else:
             open_table(kind, location, catalog).compact(TARGET_BYTES, _HOUSEKEEPING_FILES)
 
@@ -150,11 +149,9 @@ def compact(
         if format_at(location) in (Format.DELTA, Format.ICEBERG):
             table = _open_table(root, catalog, database_url, data_directory)
             joined = table.compact(target_mb * 2**20, 2, show)
-            before, after = joined.files_before, joined.files_after
         else:
-            done = join_files(Path(root), target_mb * 2**20, running_hour=all_hours, on_progress=show)
-            before, after = done.files_before, done.files_after
-    print(f"{before} files became {after}")
+            joined = join_files(root, target_mb * 2**20, running_hour=all_hours, on_progress=show)
+    print(f"{joined.files_before} files became {joined.files_after}")
 
 
 @command(jobs, "vacuum", example="queen pipeline vacuum s3://bucket/orders --keep-hours 24 --dry-run")
@@ -205,7 +202,7 @@ def _open_table(root: str, catalog: str | None, database_url: str | None, direct
     location = Location.parse(root)
     kind = format_at(location)
     if kind not in (Format.DELTA, Format.ICEBERG):
-        raise QueenError(f"{root} is no Delta or Iceberg table")
+        raise QueenError(f"{root} is not a Delta or Iceberg table")
     return open_table(kind, location, _catalog_of(root, catalog, directory, database_url))
 
 
@@ -231,10 +228,12 @@ def replay(
     until: Annotated[str | None, typer.Option("--until", help="Messages pushed before this time.")] = None,
     condition: Annotated[str | None, typer.Option("--filter", help="SQL over the columns of messages.")] = None,
     speed: Annotated[
-        float | None, typer.Option(help="1: as they once came, 10: ten times as fast. [as fast as can be]")
+        float | None, typer.Option(help="1: at the original pace, 10: ten times as fast. [as fast as possible]")
     ] = None,
     new_ids: Annotated[bool, typer.Option(help="New transaction ids, so that nothing is a duplicate.")] = False,
-    own_name: Annotated[bool, typer.Option(help="They count as yours; else, as of whoever pushed them first.")] = False,
+    own_name: Annotated[
+        bool, typer.Option(help="Push them as yourself; by default they keep their original producer.")
+    ] = False,
     as_of: Annotated[
         str | None, typer.Option(help="A table as it was: a version of `queen pipeline versions`, or a time.")
     ] = None,
@@ -336,7 +335,7 @@ def reconcile(
     root: ArchivePath,
     queue: Annotated[list[str] | None, typer.Option(help="Only this queue; may be repeated. [all archived]")] = None,
     allow_behind: Annotated[
-        bool, typer.Option(help="Messages that came after the last archived one are no fault.")
+        bool, typer.Option(help="Messages that came after the last archived one are not an error.")
     ] = False,
     catalog: Catalog = None,
     json: Json = False,
@@ -349,12 +348,16 @@ def reconcile(
 ) -> None:
     """Prove that what was pushed is in the archive: counts and checksums of every partition. Exits with 1 if not."""
     require_spark()
+    from queen.pipelines.archive_files import reading
     from queen.pipelines.jobs.reconcile import reconcile as compare
 
     connection = connect(server, token, database_url, data_directory)
+    names = tuple(queue or ())
     with spark_failures():
-        names = tuple(queue or ())
         where = _catalog_of(root, catalog, data_directory, database_url)
+        # What is no archive is said before Spark starts.
+        with reading(root, catalog=where) as view:
+            view.queues()
         reports = compare(session("reconcile", master, conf), connection, root, names, where)
     if json:
         print_json(reports)
@@ -373,9 +376,9 @@ def reconcile(
     behind = sum(one.behind for one in reports)
     pushed = sum(one.pushed for one in reports)
     if bad:
-        raise QueenError(f"{bad} of {len(reports)} partitions are not archived as they should be")
+        raise QueenError(f"{bad} of {len(reports)} partitions are archived incorrectly")
     if behind and not allow_behind:
-        raise QueenError(f"{behind} messages are not archived yet: archive them, or allow it with --allow-behind")
+        raise QueenError(f"{behind} messages are not archived yet: archive them, or pass --allow-behind")
     if not json:
         print(f"all {pushed - behind} messages of {len(reports)} partitions are in the archive, and the same there")
 
@@ -398,14 +401,11 @@ def dlq_report(
     require_spark()
     from queen.pipelines.jobs.dlq_report import dlq_report as cluster
 
+    begin, end = _time(since, "--from"), _time(until, "--until")
+    connection = connect(server, token, database_url, data_directory)
     with spark_failures():
         clusters = cluster(
-            session("dlq-report", master, conf),
-            connect(server, token, database_url, data_directory),
-            queue=queue,
-            since=_time(since, "--from"),
-            until=_time(until, "--until"),
-            samples=samples,
+            session("dlq-report", master, conf), connection, queue=queue, since=begin, until=end, samples=samples
         )
     if json:
         print_json(clusters)
@@ -424,10 +424,10 @@ def dlq_report(
 
 @command(jobs, "rollup", example="queen pipeline rollup --every '5 minutes'")
 def rollup(
-    since: Annotated[str | None, typer.Option("--from", help="From when on. [since the last time]")] = None,
-    until: Annotated[str | None, typer.Option("--until", help="Until before when. [the running minute]")] = None,
-    every: Annotated[str | None, typer.Option(help="Go on, and roll up so often.")] = None,
-    keep_days: Annotated[int, typer.Option(min=1, help="How long rolled up minutes are kept.")] = 90,
+    since: Annotated[str | None, typer.Option("--from", help="Start time. [the end of the last run]")] = None,
+    until: Annotated[str | None, typer.Option("--until", help="End time, exclusive. [the current minute]")] = None,
+    every: Annotated[str | None, typer.Option(help="Keep running, and roll up at this interval.")] = None,
+    keep_days: Annotated[int, typer.Option(min=1, help="Retention of rolled-up minutes.")] = 90,
     master: Master = LOCAL,
     conf: Conf = None,
     server: Server = None,
@@ -440,18 +440,17 @@ def rollup(
     It can be run as often as one likes: a minute is replaced as a whole.
     """
     require_spark()
-    pause = durations.milliseconds(every) if every is not None else None
+    pause = duration_ms(every) if every is not None else None
     if every is not None and not pause:
-        raise QueenError(f"--every {every}: expected {durations.EXPECTED}")
+        raise QueenError(f"--every {every}: expected {EXPECTED_DURATION}")
     from queen.pipelines.jobs.rollup import rollup as roll_up
 
+    begin, end = _time(since, "--from"), _time(until, "--until")
     connection = connect(server, token, database_url, data_directory)
     spark = session("rollup", master, conf)
-    begin = _time(since, "--from")
     while True:
         with spark_failures():
-            keep = timedelta(days=keep_days)
-            done = roll_up(spark, connection, since=begin, until=_time(until, "--until"), keep=keep)
+            done = roll_up(spark, connection, since=begin, until=end, keep=timedelta(days=keep_days))
         span = f"{done.since:%Y-%m-%d %H:%M} to {done.until:%Y-%m-%d %H:%M} UTC"
         print(f"{span}: {done.messages} messages of {done.queues} queues in {done.rows} rows", flush=True)
         if pause is None:

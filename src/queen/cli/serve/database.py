@@ -55,10 +55,10 @@ class SchemaMark:
 
 
 async def prepare_database(
-    dsn: str, migrate: Migrate, patience: float = _WAIT_SECONDS, mark: SchemaMark | None = None
+    dsn: str, migrate: Migrate, wait_seconds: float = _WAIT_SECONDS, mark: SchemaMark | None = None
 ) -> None:
     """Migrate the database; waits for an unavailable one, unless it has been migrated before."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + wait_seconds
     while True:
         try:
             await migrate(dsn)
@@ -80,9 +80,9 @@ async def prepare_database(
             raise QueenError(f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}") from error
 
 
-async def prepare_shards(dsns: Sequence[str], migrate: Migrate, patience: float = _WAIT_SECONDS) -> None:
+async def prepare_shards(dsns: Sequence[str], migrate: Migrate, wait_seconds: float = _WAIT_SECONDS) -> None:
     """Migrate the databases of all shards. The first start waits for all, later ones for at least one."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + wait_seconds
     while True:
         outcomes = await asyncio.gather(*(migrate(dsn) for dsn in dsns), return_exceptions=True)
         unavailable: list[tuple[int, DatabaseUnavailable]] = []

@@ -53,7 +53,7 @@ class RunWorker(Protocol):
 
 
 def main() -> None:
-    from queen.server import run_worker
+    from queen.server.worker import run_worker
 
     work(run_worker)
 
@@ -64,19 +64,20 @@ def work(run: RunWorker) -> None:
     gc.collect()
     gc.freeze()
     supervisor = _take_channel()
-    _name_process("queen launcher")
+    # Without a blank: from 3.12 on Python counts threads in /proc/self/stat by blanks, and would warn of the fork.
+    _name_process("queen-launcher")
     for number in (signal.SIGINT, signal.SIGTERM):
         # It ends after its workers, when the supervisor does.
         signal.signal(number, signal.SIG_IGN)
-    ended, tell = socket.socketpair()
-    for end in (ended, tell):
+    ended, wakeup = socket.socketpair()
+    for end in (ended, wakeup):
         end.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(tell.fileno(), warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     try:
         _launch(run, supervisor, ended)
     finally:
-        # Workers may end later than the socket that tells of it is closed.
+        # Workers may end after the wakeup socket is closed.
         signal.set_wakeup_fd(-1)
 
 
@@ -103,16 +104,16 @@ def _launch(run: RunWorker, supervisor: socket.socket, ended: socket.socket) -> 
             _become_worker(run, int(worker_id), Path(runtime_dir), *(socket.socket(fileno=one) for one in sockets))
         for one in sockets:
             os.close(one)
-        _tell(supervisor, b"started %d\n" % pid)
+        _send(supervisor, b"started %d\n" % pid)
 
 
 def _report_ended(supervisor: socket.socket) -> None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            _tell(supervisor, b"ended %d %d\n" % (found[0], os.waitstatus_to_exitcode(found[1])))
+            _send(supervisor, b"ended %d %d\n" % (found[0], os.waitstatus_to_exitcode(found[1])))
 
 
-def _tell(supervisor: socket.socket, line: bytes) -> None:
+def _send(supervisor: socket.socket, line: bytes) -> None:
     """Send a line. That the supervisor has died is noticed where it is read from."""
     with contextlib.suppress(OSError):
         supervisor.sendall(line)
@@ -157,10 +158,10 @@ def _work(
     threading.Thread(target=_exit_with_supervisor, args=(channel, orphaned, grace), daemon=True).start()
     try:
         if listening is None:
-            run(settings, worker_id, runtime_dir, on_ready=lambda: _tell(channel, READY))
+            run(settings, worker_id, runtime_dir, on_ready=lambda: _send(channel, READY))
         else:
             # Where only root may listen, the supervisor does.
-            run(settings, worker_id, runtime_dir, on_ready=lambda: _tell(channel, READY), listening=listening)
+            run(settings, worker_id, runtime_dir, on_ready=lambda: _send(channel, READY), listening=listening)
     except QueenError as error:
         _log.error("%s", error)
         return 1

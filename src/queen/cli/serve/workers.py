@@ -170,9 +170,9 @@ _MALLOC_SETTINGS = {
     "MALLOC_TRIM_THRESHOLD_": "131072",
     "MALLOC_MMAP_THRESHOLD_": "131072",
 }
-# A process is forked only while it has one thread; numpy's linear algebra, which nobody needs, would start more.
+# A process is forked only while it has one thread; numpy's linear algebra, which is not used, would start more.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-# How long the launcher, if it lives, may take to tell the exit code of a worker that is gone.
+# How long the launcher, if it lives, may take to report the exit code of a worker that is gone.
 _CODE_SECONDS = 2.0
 
 
@@ -284,7 +284,7 @@ class _Worker:
         self.exited = asyncio.Event()
 
     async def watch(self, on_ready: Callable[[], None]) -> None:
-        """Follow the worker until it has exited: the kernel closes its end of the socket then, whoever killed it."""
+        """Follow the worker until it has exited: the kernel then closes its end of the socket."""
         with contextlib.suppress(ConnectionError):
             if await self._reader.readline() == READY:
                 self._ready_since = time.monotonic()

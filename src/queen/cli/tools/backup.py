@@ -14,13 +14,12 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 import typer
@@ -34,6 +33,7 @@ from queen.cli.common.databases import (
     find_tool,
     open_databases,
     server_settings,
+    without_password,
 )
 from queen.cli.common.exits import UserError
 from queen.cli.common.output import Column, Output, Progress
@@ -78,7 +78,7 @@ class BackupManifest(msgspec.Struct, rename="camel"):
     spool: list[str]
 
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors alone.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")]
 OutputFormat = Annotated[str | None, typer.Option("-o", "--output", help="table, json, yaml …")]
 
 
@@ -135,7 +135,7 @@ def restore(
     directory: Annotated[Path, typer.Argument(help="A directory that queen backup wrote.")],
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing data.")] = False,
     output: OutputFormat = None,
     quiet: Quiet = False,
 ) -> None:
@@ -165,7 +165,7 @@ def read_manifest(directory: Path) -> BackupManifest:
     try:
         manifest = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=BackupManifest)
     except FileNotFoundError as error:
-        raise UserError(f"{directory} is no backup: it has no {MANIFEST}") from error
+        raise UserError(f"{directory} is not a backup: it has no {MANIFEST}") from error
     except (OSError, msgspec.DecodeError) as error:
         raise UserError(f"{directory / MANIFEST} cannot be read: {error}") from error
     from queen.storage.migrate import load_migrations
@@ -390,7 +390,7 @@ def _restore_spool(settings: Settings, directory: Path, force: bool) -> None:
 
 async def _run(tool: Path, arguments: Sequence[str], dsn: str, bar: Progress, grows: Path | None) -> None:
     """Run a program of PostgreSQL on a database; what it says becomes the error when it fails."""
-    url, environment = _without_password(dsn)
+    url, environment = without_password(dsn)
     process = await asyncio.create_subprocess_exec(
         str(tool), *arguments, f"--dbname={url}", stderr=subprocess.PIPE, env={**os.environ, **environment}
     )
@@ -407,16 +407,6 @@ async def _run(tool: Path, arguments: Sequence[str], dsn: str, bar: Progress, gr
 
 def _size(path: Path | None) -> int:
     return path.stat().st_size if path is not None and path.exists() else 0
-
-
-def _without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
-    """The URL without its password, which then is in the environment: other users see the arguments of a process."""
-    parts = urlsplit(dsn)
-    login, at, place = parts.netloc.rpartition("@")
-    user, colon, password = login.partition(":")
-    if not colon:
-        return dsn, {}
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{place}")), {"PGPASSWORD": unquote(password)}
 
 
 def _place(dsn: str) -> str:

@@ -55,7 +55,7 @@ def bench(
     consumers: Annotated[int, typer.Option("--consumers", min=1, help="Requests at the same time.")] = 4,
     payload_size: Annotated[int, typer.Option("--payload-size", min=0, help="Bytes of text in each message.")] = 64,
     skip_pop: Annotated[bool, typer.Option("--skip-pop", help="Only push.")] = False,
-    auto_create: Annotated[bool, typer.Option("--auto-create/--no-auto-create", help="Make the queue first.")] = True,
+    auto_create: Annotated[bool, typer.Option("--auto-create/--no-auto-create", help="Create the queue first.")] = True,
     auto_delete: Annotated[bool, typer.Option("--auto-delete/--keep", help="Delete the queue afterwards.")] = False,
 ) -> None:
     """Measure how fast messages go in and out.

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import re
 import shutil
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import typer
 
@@ -46,6 +49,9 @@ _DEAD_TUPLES: Final = 10_000
 _CERTIFICATE_DAYS: Final = 30
 _DISK_SHARE: Final = 0.10
 _XID_AGE: Final = 1_000_000_000
+_TRANSACTION_SECONDS: Final = 300
+_CONNECTION_SHARE: Final = 0.9
+_LEAST_POSTGRES: Final = 15
 _INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
 _DROPPED = re.compile(r"DROP[ ]INDEX (?:CONCURRENTLY )?(?:IF EXISTS )?(?:queen\.)?(\w+)", re.IGNORECASE)
 
@@ -76,7 +82,7 @@ def doctor(
     ctx: typer.Context,
     database_url: DatabaseUrl = None,
     data_dir: DataDir = None,
-    problems: Annotated[bool, typer.Option("--problems", help="Show only what is not well.")] = False,
+    problems: Annotated[bool, typer.Option("--problems", help="Show only warnings and errors.")] = False,
 ) -> None:
     """Check a deployment, and say what to do about what is wrong.
 
@@ -111,33 +117,57 @@ def _print(out: Output, findings: list[Finding]) -> None:
 
 
 def _server_checks(session: Session) -> Iterator[Finding]:
-    from queen.client.errors import AuthError, QueenError
+    from queen.client.errors import AuthError, QueenConnectionError, QueenError
 
     queen = session.connect(10_000, attempts=1)
     try:
         began = time.perf_counter()
         try:
             health = queen.admin.health()
-        except QueenError as error:
+        except QueenConnectionError as error:
             step = "start it (queen serve), or name another: --server"
             yield Finding("reachable", FAIL, f"{session.server.url}: {error}", step)
+            yield from _certificate(session)
             return
+        except QueenError:
+            # It answers, and its readiness says what is wrong.
+            health = {}
         millis = (time.perf_counter() - began) * 1000
         yield Finding("reachable", OK, f"{session.server.url} in {millis:.0f} ms")
-        yield _version(health)
-        for check in (_ready, _clock, _spool, _modes, _groups, _leases, _dead_letters, _postgres):
+        if health:
+            yield _version(health)
+        readiness = _readiness(session)
+        yield _ready(readiness)
+        # Without PostgreSQL the others would all say the same.
+        checks = (_clock, _spool, _modes, _groups, _leases, _dead_letters, _postgres) if readiness.get("ready") else ()
+        for check in checks:
+            name = check.__name__.strip("_").replace("_", " ")
             try:
                 yield from check(queen)
             except AuthError as error:
-                yield Finding(check.__name__.strip("_").replace("_", " "), WARN, str(error), "log in: queen login")
+                yield Finding(name, WARN, str(error), "log in: queen login")
             except QueenError as error:
-                yield Finding(
-                    check.__name__.strip("_").replace("_", " "), FAIL, str(error), "see the log of the server"
-                )
+                yield Finding(name, FAIL, str(error), "see the log of the server")
         yield from _certificate(session)
-        yield from _open_to_all(session)
+        yield from _open_to_all(session, readiness.get("warnings", []))
     finally:
         queen.close()
+
+
+def _readiness(session: Session) -> dict[str, Any]:
+    """What `/readyz` says, also while it says no."""
+    try:
+        with urlopen(f"{session.server.url}/readyz", timeout=10, context=session.tls_context()) as answer:
+            body = answer.read()
+    except HTTPError as error:
+        body = error.read()
+    except OSError as error:
+        return {"ready": False, "reasons": [str(error)]}
+    try:
+        found: dict[str, Any] = json.loads(body)
+    except ValueError:
+        return {"ready": False, "reasons": ["/readyz is not answered by a Queen server"]}
+    return found
 
 
 def _version(health: Mapping[str, Any]) -> Finding:
@@ -147,24 +177,28 @@ def _version(health: Mapping[str, Any]) -> Finding:
     return Finding("version", WARN, f"server {there}, this command {__version__}", "install the same version on both")
 
 
-def _ready(queen: Any) -> Iterator[Finding]:
-    answer = queen.admin.ready()
+def _ready(answer: Mapping[str, Any]) -> Finding:
     reasons = "; ".join(answer.get("reasons", []))
-    if answer.get("ready"):
-        yield Finding("ready", OK, f"pushes are {answer.get('pushes')}")
-    else:
-        yield Finding("ready", FAIL, reasons, "see the log of the server")
+    if not answer.get("ready"):
+        step = f"start PostgreSQL, or correct PG_HOST or DATABASE_URLS; pushes are {answer.get('pushes')} meanwhile"
+        return Finding("ready", FAIL, reasons, step if "PostgreSQL" in reasons else "see the log of the server")
+    if reasons:
+        return Finding("ready", WARN, reasons, "see the log of the server")
+    return Finding("ready", OK, f"pushes are {answer.get('pushes')}")
 
 
 def _clock(queen: Any) -> Iterator[Finding]:
     before = datetime.now(UTC)
     server_time = datetime.fromisoformat(queen.admin.get_overview()["timestamp"])
-    after = datetime.now(UTC)
-    skew = (server_time - before - (after - before) / 2).total_seconds()
+    yield _skew("clock", "the server", server_time, before, datetime.now(UTC))
+
+
+def _skew(check: str, whose: str, there: datetime, before: datetime, after: datetime) -> Finding:
+    """How far a clock, which was read between two times of this host, is off."""
+    skew = (there - before - (after - before) / 2).total_seconds()
     if abs(skew) > _SKEW_SECONDS + (after - before).total_seconds():
-        yield Finding("clock", WARN, f"the server is {skew:+.1f} s off this host", "run NTP (chrony) on both hosts")
-    else:
-        yield Finding("clock", OK, f"{skew:+.2f} s from this host")
+        return Finding(check, WARN, f"{whose} is {skew:+.1f} s off this host", "run NTP (chrony) on both hosts")
+    return Finding(check, OK, f"{skew:+.2f} s from this host")
 
 
 def _spool(queen: Any) -> Iterator[Finding]:
@@ -246,23 +280,49 @@ def _certificate(session: Session) -> Iterator[Finding]:
     parts = urlsplit(session.server.url)
     if parts.scheme != "https":
         return
-    context = ssl.create_default_context()
+    address = (parts.hostname or "", parts.port or 443)
+    try:
+        trouble = _distrust(address)
+        ends = _certificate_ends(address)
+    except OSError as error:
+        yield Finding("certificate", FAIL, str(error), "see the log of the server")
+        return
+    days = (ends - datetime.now(UTC)).total_seconds() / 86400
+    if days < 0:
+        yield Finding("certificate", FAIL, f"expired {-days:.0f} days ago", "renew it: TLS_CERT, TLS_KEY")
+    elif trouble:
+        step = "install a certificate that clients trust, or have them trust its issuer (SSL_CERT_FILE)"
+        yield Finding("certificate", WARN if session.server.insecure else FAIL, trouble, step)
+    elif days < _CERTIFICATE_DAYS:
+        yield Finding("certificate", WARN, f"valid for {days:.0f} days", "renew it: TLS_CERT, TLS_KEY")
+    else:
+        yield Finding("certificate", OK, f"valid for {days:.0f} days")
+
+
+def _distrust(address: tuple[str, int]) -> str:
+    """Why this host does not trust the certificate of a server; empty when it does."""
     try:
         with (
-            socket.create_connection((parts.hostname or "", parts.port or 443), timeout=5) as plain,
-            context.wrap_socket(plain, server_hostname=parts.hostname) as wrapped,
+            socket.create_connection(address, timeout=5) as plain,
+            ssl.create_default_context().wrap_socket(plain, server_hostname=address[0]),
         ):
-            ends = dict(wrapped.getpeercert() or {}).get("notAfter", "")
-    except (OSError, ssl.SSLError) as error:
-        yield Finding("certificate", FAIL, str(error), "install a certificate that clients trust")
-        return
-    days = (ssl.cert_time_to_seconds(str(ends)) - time.time()) / 86400
-    status = OK if days > _CERTIFICATE_DAYS else WARN
-    yield Finding("certificate", status, f"valid for {days:.0f} days", "" if status == OK else "renew it")
+            return ""
+    except ssl.SSLCertVerificationError as error:
+        return f"not trusted: {error.verify_message}"
 
 
-def _open_to_all(session: Session) -> Iterator[Finding]:
-    """Whether the server can be administered without a token, and from where it can be reached."""
+def _certificate_ends(address: tuple[str, int]) -> datetime:
+    from cryptography import x509
+
+    pem = ssl.get_server_certificate(address, timeout=5)
+    return x509.load_pem_x509_certificate(pem.encode()).not_valid_after_utc
+
+
+def _open_to_all(session: Session, warnings: Sequence[str]) -> Iterator[Finding]:
+    """Whether the server can be administered without a token, and from where it can be reached.
+
+    `warnings` are what the server, which knows where it listens, says about that.
+    """
     from queen.client.errors import AuthError, QueenError
     from queen.client.sync import QueenSync
 
@@ -284,6 +344,8 @@ def _open_to_all(session: Session) -> Iterator[Finding]:
         yield Finding("access", FAIL, f"{host} has a public address and can be administered without a token", step)
     elif place == "private":
         yield Finding("access", WARN, f"{host} can be administered without a token by its whole network", step)
+    elif warnings:
+        yield Finding("access", WARN, warnings[0], step)
     else:
         yield Finding("access", OK, "no token is needed, from this host")
 
@@ -352,8 +414,8 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
     connection = await connected(dsn)
     findings: list[Finding] = []
     try:
-        version = connection.get_server_version()
-        findings.append(Finding(f"postgresql{label}", OK, f"version {version.major}.{version.minor}"))
+        findings.append(_postgres_version(connection.get_server_version(), label))
+        findings.append(await _database_clock(connection, label))
         bad = False
         for name, harmful, status, remedy in _HARMFUL:
             value = await connection.fetchval(sql["doctor_setting"], name)
@@ -376,6 +438,21 @@ async def _look_into(dsn: str, label: str) -> list[Finding]:
     finally:
         await connection.close()
     return findings
+
+
+def _postgres_version(version: Any, label: str) -> Finding:
+    found = f"version {version.major}.{version.minor}"
+    if version.major < _LEAST_POSTGRES:
+        return Finding(f"postgresql{label}", FAIL, found, f"upgrade PostgreSQL to {_LEAST_POSTGRES} or newer")
+    return Finding(f"postgresql{label}", OK, found)
+
+
+async def _database_clock(connection: Any, label: str) -> Finding:
+    from queen.storage.statements import load_statements
+
+    before = datetime.now(UTC)
+    there = await connection.fetchval(load_statements()["doctor_clock"])
+    return _skew(f"postgresql clock{label}", "PostgreSQL", there, before, datetime.now(UTC))
 
 
 async def _schema(connection: Any, label: str, known: set[int]) -> Finding:
@@ -421,7 +498,7 @@ async def _sessions(connection: Any, label: str) -> list[Finding]:
     from queen.storage.statements import load_statements
 
     sql = load_statements()
-    rows = await connection.fetch(sql["doctor_transactions"])
+    rows = await connection.fetch(sql["doctor_transactions"], _TRANSACTION_SECONDS)
     findings = [
         Finding(
             f"transactions{label}",
@@ -432,7 +509,7 @@ async def _sessions(connection: Any, label: str) -> list[Finding]:
         for row in rows
     ]
     used, most = await connection.fetchrow(sql["doctor_connections"])
-    status = OK if used < 0.9 * most else WARN
+    status = OK if used < _CONNECTION_SHARE * most else WARN
     step = "" if status == OK else "raise max_connections, or lower DB_POOL_SIZE"
     return [*findings, Finding(f"connections{label}", status, f"{used} of {most}", step)]
 

@@ -70,7 +70,7 @@ def import_(
     ] = False,
     batch: Annotated[int, typer.Option("--batch", min=1, max=50_000, help="Messages of one transaction.")] = _BATCH,
     output: Annotated[str | None, typer.Option("-o", "--output", help="table, json, yaml …")] = None,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print errors alone.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
 ) -> None:
     """Take over the data of a Queen 0.15: queues, options, messages, groups, dead letters and traces.
 
@@ -142,7 +142,7 @@ class Importer:
         found = {row["name"] for row in await self._source.fetch(self._sql["legacy_tables"])}
         columns = {row["column_name"] for row in await self._source.fetch(self._sql["legacy_message_columns"])}
         if not found >= _TABLES or "producer_sub" not in columns or "segments" in found:
-            raise UserError("the database of --from is not that of a Queen 0.15: its tables are others")
+            raise UserError("the database of --from is not that of a Queen 0.15: its tables differ")
         await self._target.execute(self._sql["import_prepare"])
         queues = await self._source.fetch(self._sql["legacy_queues"])
         unknown = chosen - {row["name"] for row in queues}

@@ -53,7 +53,7 @@ _PAUSES: Final[Mapping[str, tuple[str, str]]] = {
     "ConsumerGroup": ("pause_consumer_group", "resume_consumer_group"),
     "Topic": ("pause_topic", "resume_topic"),
 }
-"""The calls that pause and resume what a document is about; they take the fields that it must have."""
+"""The calls that pause and resume the object of a document; they take the fields that it must have."""
 
 # Groups need their queues, and what is deleted may be needed by nothing that is made.
 _ORDER: Final = ("Queue", "ConsumerGroup", "Topic", "Quota", "WriteMode", "Pipeline")
@@ -201,16 +201,23 @@ class _State:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._quotas: dict[str, Any] | None = None
+        self._namespaces: list[dict[str, Any]] | None = None
         self._modes: dict[str, Any] | None = None
         self._pipelines: dict[str, dict[str, Any]] | None = None
         self._topics: dict[str, dict[str, dict[str, Any]]] = {}
 
     @property
-    def quotas(self) -> dict[str, Any]:
-        if self._quotas is None:
-            self._quotas = self._session.admin.get_quotas() or {}
-        return self._quotas
+    def quotas(self) -> dict[str, int]:
+        """Quotas that were set; those of NAMESPACE_QUOTAS alone are not the server's to forget."""
+        found = ((one["namespace"], one["quotaPerMinute"]) for one in self.namespaces)
+        return {namespace: quota for namespace, quota in found if quota is not None}
+
+    @property
+    def namespaces(self) -> list[dict[str, Any]]:
+        """Namespaces that have topics or a quota."""
+        if self._namespaces is None:
+            self._namespaces = self._session.admin.list_topic_namespaces()["namespaces"]
+        return self._namespaces
 
     @property
     def modes(self) -> dict[str, Any]:
@@ -226,7 +233,7 @@ class _State:
         return self._pipelines
 
     def is_paused(self, document: Mapping[str, Any]) -> bool:
-        """Whether the thing that a document is about exists and is paused."""
+        """Whether the object of a document exists and is paused."""
         if document["kind"] == "Topic":
             return bool(self.topics(document["namespace"]).get(document["name"], {}).get("paused"))
         of_group = document["kind"] == "ConsumerGroup"
@@ -337,10 +344,10 @@ def _plan_quota(session: Session, state: _State, document: Mapping[str, Any]) ->
 def _plan_mode(session: Session, state: _State, document: Mapping[str, Any]) -> Change:
     namespace, wanted = document["namespace"], document["mode"]
     before = state.modes.get(namespace)
-    if (before or "sync") == wanted:
+    if before == wanted:
         return Change("keep", "WriteMode", namespace)
     return Change(
-        "change",
+        "create" if before is None else "change",
         "WriteMode",
         namespace,
         lambda: session.admin.set_write_mode(namespace, wanted),
@@ -373,33 +380,41 @@ def _sections(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plan_prune(session: Session, state: _State, documents: Sequence[Mapping[str, Any]]) -> Iterator[Change]:
-    """Deletions, only of kinds that the file names, and of topics and groups only beside others that it names."""
+    """Deletions of what the file does not name, of the kinds that it names."""
     named = {(document["kind"], _name(document)) for document in documents}
     kinds = {document["kind"] for document in documents}
+    queues = session.admin.list_queues()["queues"] if "Queue" in kinds else []
+    doomed = {queue["name"]: queue for queue in queues if ("Queue", queue["name"]) not in named}
     if "ConsumerGroup" in kinds:
-        queues = {document["queue"] for document in documents if document["kind"] == "ConsumerGroup"}
         for row in session.admin.list_consumer_groups() or []:
             name, queue = row["name"], row["queueName"]
-            if queue in queues and name != QUEUE_MODE and ("ConsumerGroup", f"{name} on {queue}") not in named:
+            # Groups go with their queue.
+            if name != QUEUE_MODE and queue not in doomed and ("ConsumerGroup", f"{name} on {queue}") not in named:
                 yield Change("delete", "ConsumerGroup", f"{name} on {queue}", _forget(session, name, queue))
     if "Topic" in kinds:
-        for namespace in sorted({document["namespace"] for document in documents if document["kind"] == "Topic"}):
-            for topic in state.topics(namespace):
+        for namespace in sorted({*state.modes, *(one["namespace"] for one in state.namespaces)}):
+            for topic, found in state.topics(namespace).items():
                 if ("Topic", f"{namespace}/{topic}") not in named:
-                    yield Change("delete", "Topic", f"{namespace}/{topic}", _delete_topic(session, namespace, topic))
+                    note = f"with {found['ready'] + found['delayed'] + found['leased']} items"
+                    act = _delete_topic(session, namespace, topic)
+                    yield Change("delete", "Topic", f"{namespace}/{topic}", act, note=note)
     if "Quota" in kinds:
-        for namespace in state.quotas:
+        for namespace, quota in state.quotas.items():
             if ("Quota", namespace) not in named:
-                yield Change("delete", "Quota", namespace, _unset_quota(session, namespace))
+                act = _unset_quota(session, namespace)
+                yield Change("delete", "Quota", namespace, act, {"perMinute": (quota, None)})
+    if "WriteMode" in kinds:
+        for namespace, mode in state.modes.items():
+            if ("WriteMode", namespace) not in named:
+                act = _unset_mode(session, namespace)
+                yield Change("delete", "WriteMode", namespace, act, {"mode": (mode, None)})
     if "Pipeline" in kinds:
         for name in state.pipelines:
             if ("Pipeline", name) not in named:
                 yield Change("delete", "Pipeline", name, _forget_pipeline(session, name))
-    if "Queue" in kinds:
-        for queue in session.admin.list_queues()["queues"]:
-            if ("Queue", queue["name"]) not in named:
-                note = f"with {queue['messages']['total']} messages"
-                yield Change("delete", "Queue", queue["name"], _delete_queue(session, queue["name"]), note=note)
+    for name, queue in doomed.items():
+        note = f"with {queue['messages']['total']} messages"
+        yield Change("delete", "Queue", name, _delete_queue(session, name), note=note)
 
 
 def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -415,13 +430,13 @@ def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iter
             start = row["subscriptionTimestamp"] or "beginning"
             names = {"name": row["name"], "queue": row["queueName"]}
             yield {"kind": "ConsumerGroup", **names, "seek-to": start, **_paused(row)}
-    for namespace in sorted({*state.quotas, *state.modes, *topic_namespaces, *_topic_namespaces(session)}):
+    in_use = {one["namespace"] for one in state.namespaces}
+    for namespace in sorted({*in_use, *state.modes, *topic_namespaces}):
         for topic in state.topics(namespace).values():
             names = {"namespace": namespace, "name": topic["topic"]}
             yield {"kind": "Topic", **names, "config": topic["options"], **_paused(topic)}
     for namespace, per_minute in sorted(state.quotas.items()):
-        if namespace != "default":
-            yield {"kind": "Quota", "namespace": namespace, "perMinute": per_minute}
+        yield {"kind": "Quota", "namespace": namespace, "perMinute": per_minute}
     for namespace, mode in sorted(state.modes.items()):
         yield {"kind": "WriteMode", "namespace": namespace, "mode": mode}
     for name, declaration in state.pipelines.items():
@@ -429,11 +444,8 @@ def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iter
 
 
 def _paused(found: Mapping[str, Any]) -> dict[str, bool]:
-    return {"paused": True} if found.get("paused") else {}
-
-
-def _topic_namespaces(session: Session) -> set[str]:
-    return {one["namespace"] for one in session.admin.list_topic_namespaces()["namespaces"]}
+    # Also when it is not: what a file does not say would stay as it is where it is applied.
+    return {"paused": bool(found.get("paused"))}
 
 
 def _check(document: Any, where: str) -> None:
@@ -568,6 +580,10 @@ def _forget_pipeline(session: Session, name: str) -> Callable[[], Any]:
 
 def _unset_quota(session: Session, namespace: str) -> Callable[[], Any]:
     return lambda: session.admin.set_quota(namespace, None)
+
+
+def _unset_mode(session: Session, namespace: str) -> Callable[[], Any]:
+    return lambda: session.admin.set_write_mode(namespace, None)
 
 
 _VERBS: Final = {"create": "applied", "change": "applied", "delete": "deleted", "keep": "unchanged"}

@@ -56,11 +56,11 @@ class Snapshot:
 @command(app, "top", example="queen top\nqueen top --interval 1s --sort lag\nqueen top --once -o json")
 def top(
     ctx: typer.Context,
-    interval: Annotated[str, typer.Option("--interval", help="How often to look.")] = "2s",
+    interval: Annotated[str, typer.Option("--interval", help="Refresh interval.")] = "2s",
     sort: Annotated[str, typer.Option("--sort", help=", ".join(_SORTS))] = "pending",
     namespace: Namespace = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="Queues and groups to show.")] = 20,
-    once: Annotated[bool, typer.Option("--once", help="Look twice, print, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
 ) -> None:
     """Watch queues, groups, lag and rates live; q or Ctrl-C ends it.
 
@@ -113,7 +113,7 @@ def _row(
     messages = queue["messages"]
     pushed = popped = None
     if before is not None and seconds > 0:
-        # Retention takes messages away as well: a total that falls says nothing about pushes.
+        # Retention deletes messages as well: a total that falls says nothing about pushes.
         pushed = max(0, messages["total"] - before["total"]) / seconds
         waiting = messages["pending"] + messages["processing"] - before["pending"] - before["processing"]
         popped = max(0.0, pushed - waiting / seconds)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from queen.http.server.message import Request, Response, error_response
+from queen.errors import Overloaded
+from queen.http.server.message import Handler, Request, Response, error_response
 from queen.settings import Settings
-from queen.wire.binary.push import MAGIC, TRANSACTION_MAGIC
+from queen.wire.binary.push import MAGIC, TRANSACTION_MAGIC, unpacked_bytes
 from queen.wire.decode import malformed
 from queen.wire.topics.requests import MOST_ITEMS
 
@@ -129,6 +131,51 @@ class RequestLimits:
         return error_response(
             413, f"The request has more than the {limit.most} items allowed{limit.setting}: send several requests"
         )
+
+
+UNPACKED: Final = frozenset({"/api/v1/push", "/api/v1/transaction"})
+"""Routes whose bodies may be compressed."""
+
+
+class Unpacking:
+    """What compressed bodies take once they are unpacked, which counts beside the bytes that came."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._most_each = settings.body_bytes
+        self._most = settings.unpacked_bytes
+        self._held = 0
+
+    def around(self, handler: Handler) -> Handler:
+        """The handler, once there is room for what it will unpack."""
+
+        def serve(request: Request) -> Response | Awaitable[Response]:
+            if request.body.startswith((MAGIC, TRANSACTION_MAGIC)):
+                return self._serve(request, handler)
+            return handler(request)
+
+        return serve
+
+    def _serve(self, request: Request, handler: Handler) -> Response | Awaitable[Response]:
+        nbytes = unpacked_bytes(request.body)
+        if nbytes > self._most_each:
+            return error_response(413, f"The request body unpacks to more than the {self._most_each} bytes allowed")
+        if self._held and self._held + nbytes > self._most:
+            raise Overloaded("the server holds too many request bodies just now; nothing was done, try again soon")
+        self._held += nbytes
+        try:
+            result = handler(request)
+        except BaseException:
+            self._held -= nbytes
+            raise
+        if isinstance(result, Response):
+            self._held -= nbytes
+            return result
+        future = asyncio.ensure_future(result)
+        future.add_done_callback(lambda _: self._give_back(nbytes))
+        return future
+
+    def _give_back(self, nbytes: int) -> None:
+        self._held -= nbytes
 
 
 def _count_items(body: bytes) -> int:

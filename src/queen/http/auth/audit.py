@@ -29,6 +29,7 @@ _AUDITED: Final = frozenset(
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/resume",
         "POST /api/v1/consumer-groups/{group}/subscription",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek",
+        "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
         "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release",
         "DELETE /api/v1/messages/{partition}/{transaction}",
@@ -38,6 +39,13 @@ _AUDITED: Final = frozenset(
         "POST /api/v1/messages/retry",
         "POST /api/v1/messages/dlq",
         "POST /api/v1/dlq/retry",
+        "POST /dlq/retry",
+        "POST /dlq/delete",
+        "POST /api/v1/topics/dlq/retry",
+        "POST /api/v1/topics/dlq/delete",
+        "POST /api/v1/ephemeral/configure",
+        "POST /api/v1/ephemeral/reset",
+        "DELETE /api/v1/ephemeral/queue/{queue}",
     }
 )
 # Hosts of one cluster talk to each other all the time.
@@ -78,7 +86,7 @@ class Audit:
         return audited
 
     async def _before(self, request: Request) -> Any:
-        """What is about to change, as it is: modes, a group, a topic, a quota, the options of a queue."""
+        """The state before the change: modes, a group, a topic, a quota, the options of a queue."""
         path, params = request.path, request.params
         if path.startswith("/api/v1/system/maintenance"):
             modes = self._brokers[0].modes

@@ -57,7 +57,7 @@ class BrowserRules:
     def is_host_admitted(self, host: bytes) -> bool:
         """Whether a client may call this server by this name.
 
-        A page can have its own name lead to this machine; the name it then calls it by gives it away.
+        A page can have its own name lead to this machine (DNS rebinding); the `Host` header then shows that name.
         """
         return self._hosts is None or _host_name(host) in self._hosts
 
@@ -70,13 +70,18 @@ class BrowserRules:
         route = request.route
         if route is None or route.access is Access.PUBLIC or route.upgrade is not None:
             return None
+        return self.check_page(request, reads=request.method in _READING and not takes_messages(route))
+
+    def check_page(self, request: Request, *, reads: bool) -> Response | None:
+        """The same, where it is known whether the request only reads."""
+        headers = request.headers
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is None:
             # A picture, a form or a link of another site: they show nothing to it, yet would take messages here.
             if site in (b"cross-site", b"same-site") and headers.get(b"sec-fetch-mode") != b"cors":
-                return error_response(403, "Pages of other sites may not ask this")
+                return error_response(403, "Requests from pages of other sites are not allowed")
             return None
         host = headers.get(b"host", b"").decode("latin-1")
-        reads = request.method in _READING and not takes_messages(route)
         if reads or is_same_host(origin.decode("latin-1"), host):
             return None
         if not self._open_to_all and origin.lower() not in self._origins:
@@ -88,7 +93,10 @@ class BrowserRules:
 
 def takes_messages(route: Route) -> bool:
     """Whether a GET takes messages, or leases them."""
-    return route.pattern.startswith("/api/v1/pop") or route.pattern.endswith(("/dequeue", "/dequeue/many"))
+    if route.method != "GET" or route.upgrade is not None:
+        return False
+    # By mqueue's scopes those who may read a topic dequeue from it.
+    return route.access is Access.READ_WRITE or route.pattern.endswith(("/dequeue", "/dequeue/many"))
 
 
 def is_admitted(origin: str | None, host: str, origins: Collection[str]) -> bool:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from queen.errors import BadRequest, SettingsError
 from queen.http.auth import resources
-from queen.http.auth.bearer import bearer_token
 from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules, takes_messages
 from queen.http.auth.principal import ROLES, KeyUnknown, Patterns, Principal, TokenRefused, Verified, is_session
 from queen.http.auth.resources import QueueLookup
@@ -37,6 +36,7 @@ class SessionLookup(Protocol):
 
 _CHALLENGE: Final = b'Bearer realm="queen"'
 _INSUFFICIENT: Final = "Insufficient permissions"
+_BEARER_PROTOCOL: Final = "bearer."
 _KNOWN_HEADERS: Final = 1024
 _LONGEST_KNOWN: Final = 4096
 
@@ -52,7 +52,7 @@ def check_security(settings: Settings) -> None:
     if settings.jwt_enabled or settings.queen_login:
         _verifier(settings)
     elif settings.jwt_secret or settings.jwt_public_key or settings.jwt_jwks_url:
-        log.warning("a key for tokens is set, but JWT_ENABLED is not true: no tokens are asked for")
+        log.warning("a key for tokens is set, but JWT_ENABLED is not true: requests need no token")
     server_tls(settings)
     _check_client_certificates(settings)
     if settings.is_guarded and settings.queen_peers and not settings.queen_sync_secret:
@@ -138,7 +138,7 @@ class Guard:
     ) -> None:
         """Without a `verifier` clients are identified by certificates alone; if not `guarded`, all are admitted."""
         self._verifier = verifier
-        self._browsers = browsers
+        self.browsers = browsers
         self._guarded = guarded
         self._lookup = lookup
         self._skipped = frozenset(skip_paths)
@@ -185,9 +185,11 @@ class Guard:
         """None, if the handler may serve; its bearer is then `request.principal`. Else what is answered instead."""
         headers = request.headers
         if request.method == "HEAD" and request.route is not None and takes_messages(request.route):
-            return error_response(405, "HEAD changes nothing, and this would", ((b"Allow", b"GET, OPTIONS"),))
+            return error_response(
+                405, "HEAD is not allowed on a route that changes data", ((b"Allow", b"GET, OPTIONS"),)
+            )
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
-            refusal := self._browsers.check(request)
+            refusal := self.browsers.check(request)
         ) is not None:
             self.refused["browser"] += 1
             return refusal
@@ -230,7 +232,7 @@ class Guard:
         """What is answered whatever the body says; None: that is decided when it has come."""
         headers, route = request.headers, request.route
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
-            refusal := self._browsers.check(request)
+            refusal := self.browsers.check(request)
         ) is not None:
             self.refused["browser"] += 1
             return refusal
@@ -358,6 +360,32 @@ class Guard:
         if detail:
             return json_response(status, {"error": text, "detail": detail}, headers)
         return error_response(status, text, headers)
+
+
+def bearer_token(request: Request) -> bytes | None:
+    """The token of `Authorization: Bearer <token>`; for WebSockets and event streams also of the query.
+
+    The word `Bearer` may be left out. A browser cannot set headers on these. It can offer the protocols
+    `queen.v1` and `bearer.<token>`, or, where the token is no word that a protocol may be called by, ask for
+    `?token=<token>`.
+    """
+    header = request.headers.get(b"authorization")
+    if header is not None:
+        token = header[7:].strip() if header[:7].lower() == b"bearer " else header.strip()
+        if token:
+            return token
+    if request.route is None or not request.route.holds_connection:
+        return None
+    for offered in _offered_protocols(request):
+        if offered.startswith(_BEARER_PROTOCOL) and len(offered) > len(_BEARER_PROTOCOL):
+            return offered.removeprefix(_BEARER_PROTOCOL).encode("latin-1")
+    return request.query.get("token", "").encode() or None
+
+
+def _offered_protocols(request: Request) -> list[str]:
+    """The subprotocols that the client of a WebSocket offers."""
+    header = request.headers.get(b"sec-websocket-protocol", b"").decode("latin-1")
+    return [offered.strip() for offered in header.split(",") if offered.strip()]
 
 
 def _is_scoped(principal: Principal) -> bool:

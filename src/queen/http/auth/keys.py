@@ -233,7 +233,7 @@ def read_jwks(body: bytes | str) -> dict[str | None, list[Key]]:
     try:
         entries = msgspec.json.decode(body, type=_KeySet).keys
     except msgspec.DecodeError as error:
-        raise ValueError(f"it is no JSON Web Key Set: {error}") from error
+        raise ValueError(f"not a JSON Web Key Set: {error}") from error
     keys: dict[str | None, list[Key]] = {}
     for entry in entries[:_MOST_JWKS_KEYS]:
         key = _read_jwk(entry)
@@ -316,8 +316,10 @@ def _thumbprint(key: Key) -> str:
 
 def _read_secret(secret: str) -> OctKey:
     if "-----BEGIN" in secret:
-        # Whoever knows a public key could sign with it if it were taken for a secret.
+        # If a public key were accepted as a secret, every client that knows it could sign with it.
         raise SettingsError("JWT_SECRET holds a PEM key: a public key belongs in JWT_PUBLIC_KEY")
+    if not secret.strip():
+        raise SettingsError("JWT_SECRET is blank: anybody could guess it (openssl rand -hex 32 makes a good one)")
     if len(secret.encode()) < _SHORT_SECRET_BYTES:
         log.warning(
             "JWT_SECRET has %d bytes, fewer than the %d that HS256 needs to resist guessing: openssl rand -hex 32",

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from queen.broker.broker import Broker
-from queen.wire.ids import parse_lease, parse_partition_uuid
+from queen.wire.ids import is_uuid, parse_lease, parse_partition_uuid
 
 
 class BrokerLookup:
@@ -32,6 +32,15 @@ class BrokerLookup:
         """The queue of the partition that a lease is of."""
         parsed = parse_lease(lease_id)
         return await self._queues_holding(parsed[0]) if parsed is not None else ()
+
+    async def groups_of_lease(self, lease_id: str) -> Iterable[str]:
+        """The consumer group that holds a lease."""
+        parsed = parse_lease(lease_id)
+        if parsed is None or not is_uuid(lease_id):
+            return ()
+        held, lease = parsed[0], uuid.UUID(lease_id)
+        found = [await broker.database.fetch("groups_of_lease", held, lease) for broker in self._brokers]
+        return [row["name"] for rows in found for row in rows]
 
     async def _queues_holding(self, partition: int) -> list[str]:
         # A number that is given once on all shards; which of them has it now is not asked.

@@ -16,13 +16,13 @@ from queen.http.server.message import Access, Request, Route
 from queen.log.catalog import QUEUE_MODE, namespace_and_task
 from queen.wire.ack import decode_ack, decode_ack_batch, decode_object, optional_str
 from queen.wire.api.messages.reading import decode_changed, decode_fetch
+from queen.wire.api.messages.stages import decode_batch_ref, decode_publish, decode_stage
+from queen.wire.api.resources.streams import decode_cycle, decode_registration, decode_state_query
 from queen.wire.binary.push import MAGIC, decode_binary_push
 from queen.wire.push import PushItem, decode_push
-from queen.wire.stages import decode_batch_ref, decode_publish, decode_stage
 from queen.wire.state.kv import decode_kv, namespaces_of
 from queen.wire.state.locks import NAMESPACE
 from queen.wire.state.timers import decode_timers
-from queen.wire.streams import decode_cycle, decode_registration, decode_state_query
 from queen.wire.topics.requests import (
     ItemRef,
     decode_acks,
@@ -49,11 +49,12 @@ _TOPICS: Final = "/api/v1/topics"
 _SHORT_TOPIC_PATHS: Final = frozenset(
     {"/enqueue", "/dequeue", "/ack", "/nack", "/topics", "/dlq", "/dlq/delete", "/dlq/retry"}
 )
-# These neither show consumer groups nor move them. Whatever else names no group is about all of them.
+# These neither show consumer groups nor move them. All other requests that name no group concern all of them.
 _WITHOUT_GROUPS: Final = frozenset(
     {
         "POST /api/v1/push",
         "POST /api/v1/transaction",
+        # Of a lease the group is looked up.
         "POST /api/v1/lease/{lease}/extend",
         "GET /ws/v1/consume",
         "POST /api/v1/configure",
@@ -116,6 +117,9 @@ class QueueLookup(Protocol):
 
     async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
         """The queue of the partition that a lease is of; none when there is no such partition."""
+
+    async def groups_of_lease(self, lease_id: str) -> Iterable[str]:
+        """The consumer group that holds a lease; none when nobody does."""
 
     async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
         """The queues that messages were staged for; None when it cannot be said, because items of topics were."""
@@ -197,13 +201,16 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
     if not principal.is_limited:
         return
     if not named.is_narrow and (principal.queues is not None or principal.namespaces is not None):
-        raise Refused("this request is about all queues: it has to name one that the token is for")
+        raise Refused("this request concerns all queues: name one that the token allows")
     if principal.groups is not None:
         for group in named.groups:
             if not principal.groups.admits(group):
                 raise Refused(f"the token is not for the consumer group {group!r}")
         if not named.groups and not is_about_topics(route) and f"{route.method} {route.pattern}" not in _WITHOUT_GROUPS:
-            raise Refused("this request is about all consumer groups: it has to name one that the token is for")
+            raise Refused("this request concerns all consumer groups: name one that the token allows")
+        for lease in named.leases:
+            if not all(map(principal.groups.admits, await lookup.groups_of_lease(lease))):
+                raise Refused("the token is not for the consumer group that holds the lease")
     if principal.queues is None and principal.namespaces is None:
         return
     for namespace, topic in named.topics:
@@ -215,23 +222,18 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
     for queue in named.queues:
         await _check_queue(principal, queue, lookup)
     for partition in named.partitions:
-        for queue in await lookup.queues_of_partition(partition):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_partition(partition), "the partition", lookup)
     for lease in named.leases:
-        for queue in await lookup.queues_of_lease(lease):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_lease(lease), "the lease", lookup)
     for run, batch in named.batches:
         queues = await lookup.queues_of_batch(run, batch)
         if queues is None:
-            raise Refused("the batch holds items of topics, which cannot be told apart")
-        for queue in queues:
-            await _check_queue(principal, queue, lookup)
+            raise Refused("the batch holds topic items, which cannot be checked one by one")
+        await _check_found(principal, queues, "the batch", lookup)
     for stream in named.streams:
-        for queue in await lookup.queues_of_stream(stream):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_stream(stream), "the streaming query", lookup)
     for name in named.stream_names:
-        for queue in await lookup.queues_of_stream_named(name):
-            await _check_queue(principal, queue, lookup)
+        await _check_found(principal, await lookup.queues_of_stream_named(name), "the streaming query", lookup)
 
 
 def check_scopes(principal: Principal, route: Route, named: Named) -> None:
@@ -268,6 +270,15 @@ class ConsumerLimits:
         groups = self._principal.groups
         if groups is not None and not groups.admits(group):
             raise Refused(f"the token is not for the consumer group {group!r}")
+
+
+async def _check_found(principal: Principal, queues: Iterable[str], of: str, lookup: QueueLookup) -> None:
+    """The same for queues that the request does not name itself: a refusal must not say what they are called."""
+    for queue in queues:
+        try:
+            await _check_queue(principal, queue, lookup)
+        except Refused:
+            raise Refused(f"the token is not for the queue of {of}") from None
 
 
 async def _check_queue(principal: Principal, queue: str, lookup: QueueLookup) -> None:
@@ -355,7 +366,7 @@ def _timers(request: Request, named: Named) -> None:
 
 
 def _with_queue(request: Request, named: Named) -> dict[str, Any]:
-    """A body that names the one queue it is about."""
+    """A body that names its one queue."""
     body = decode_object(request.body)
     queue = optional_str(body, "queue")
     if not queue:
@@ -425,6 +436,8 @@ def _trace(request: Request, named: Named) -> None:
 
 def _stage(request: Request, named: Named) -> None:
     stage, items = decode_stage(request.body)
+    # With messages for other queues in it, those whose batch it is could no longer publish it.
+    named.batches.add((stage.run, stage.batch))
     named.add_items(stage.items)
     named.topics.update((item.namespace, item.topic) for item in items)
 

@@ -110,7 +110,7 @@ class TokenVerifier:
             except (msgspec.DecodeError, RecursionError):
                 claims = None
             if not isinstance(claims, dict):
-                raise TokenRefused("malformed", "Invalid token: its claims are no JSON object")
+                raise TokenRefused("malformed", "Invalid token: its claims are not a JSON object")
             return claims
         if self.keys.may_refetch(algorithm, kid):
             raise KeyUnknown(algorithm, kid)
@@ -146,7 +146,7 @@ def read_claims(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     except (binascii.Error, ValueError, RecursionError):
         claims = None
     if not isinstance(claims, dict):
-        raise TokenRefused("malformed", "Invalid token: its claims are no JSON object")
+        raise TokenRefused("malformed", "Invalid token: its claims are not a JSON object")
     return header, claims
 
 
@@ -159,7 +159,7 @@ def _header(token: bytes) -> dict[str, Any]:
     except (binascii.Error, ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
-        raise TokenRefused("malformed", "Invalid token: its header is no JSON object")
+        raise TokenRefused("malformed", "Invalid token: its header is not a JSON object")
     return header
 
 
@@ -168,5 +168,5 @@ def _time(claims: Mapping[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e15:
-        raise TokenRefused("claims", f"Invalid token: the claim {name} is no time")
+        raise TokenRefused("claims", f"Invalid token: the claim {name} is not a time")
     return float(value)

@@ -74,6 +74,14 @@ class HeldLeases:
     def get(self, lease_id: str | None) -> Held | None:
         return self._by_id.get(lease_id) if lease_id else None
 
+    def covers(self, lease_id: str | None, partition: str | None) -> bool:
+        """Whether a lease was delivered here, and for this partition; None: whichever."""
+        held = self.get(lease_id)
+        if held is None or partition is None:
+            return held is not None
+        place = parse_partition_uuid(partition)
+        return place is not None and place[1] in held.lease.partition_ids
+
     def add(self, lease: HeldLease, subscription: str, group: str, until: float) -> None:
         held = Held(lease, subscription, group, until, set(lease.partition_ids))
         self._by_id[lease.lease_id] = held

@@ -130,7 +130,7 @@ _any = msgspec.json.Decoder()
 TYPES: Final[Sequence[str]] = ("subscribe", "credit", "unsubscribe", "ack", "nack", "renew", "ping")
 
 
-class Misunderstood(BadRequest):
+class InvalidMessage(BadRequest):
     """A message is no valid request; `id` and `kind` are what could be read of it."""
 
     def __init__(self, text: str, id: RequestId = None, kind: str | None = None) -> None:
@@ -140,29 +140,29 @@ class Misunderstood(BadRequest):
 
 
 def decode_request(text: bytes) -> Request:
-    """The request in a message; raises `Misunderstood` when there is none."""
+    """The request in a message; raises `InvalidMessage` when there is none."""
     try:
         return _decoder.decode(text)
     except msgspec.ValidationError as error:
         raise _explain(text, error) from error
     except msgspec.DecodeError as error:
-        raise Misunderstood(f"Invalid JSON: {error}") from error
+        raise InvalidMessage(f"Invalid JSON: {error}") from error
     except RecursionError as error:
-        raise Misunderstood("Invalid JSON: nested too deeply") from error
+        raise InvalidMessage("Invalid JSON: nested too deeply") from error
 
 
-def _explain(text: bytes, error: Exception) -> Misunderstood:
+def _explain(text: bytes, error: Exception) -> InvalidMessage:
     try:
         value = _any.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        return Misunderstood(f"Invalid JSON: {error}")
+        return InvalidMessage(f"Invalid JSON: {error}")
     if not isinstance(value, dict):
-        return Misunderstood("a message must be a JSON object with a type")
+        return InvalidMessage("a message must be a JSON object with a type")
     id, kind = value.get("id"), value.get("type")
     if not isinstance(id, str | int) or isinstance(id, bool):
         id = None
     if kind not in TYPES:
         quoted = repr(kind)[:_LONGEST_QUOTE]
         what = f"unknown type {quoted}" if "type" in value else "type is required"
-        return Misunderstood(f"{what}: it must be one of {', '.join(TYPES)}", id)
-    return Misunderstood(str(error), id, kind)
+        return InvalidMessage(f"{what}: it must be one of {', '.join(TYPES)}", id)
+    return InvalidMessage(str(error), id, kind)

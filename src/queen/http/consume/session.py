@@ -21,7 +21,7 @@ from queen.http.consume.options import check_conflation, checked_group, starting
 from queen.http.consume.requests import (
     Acknowledge,
     AddCredit,
-    Misunderstood,
+    InvalidMessage,
     Ping,
     Refuse,
     Renew,
@@ -79,7 +79,7 @@ class Session:
     def received(self, text: bytes) -> None:
         try:
             request = decode_request(text)
-        except Misunderstood as error:
+        except InvalidMessage as error:
             self._socket.send(answers.error(error.id, error.kind, 400, str(error)))
             return
         try:
@@ -186,7 +186,7 @@ class Session:
         items = request.items()
         subscription = self._subscription(request.subscription) if request.subscription is not None else None
         group = self._group_of(request, subscription, items)
-        self._check_held([item.lease_id for item in items], group)
+        self._check_held([(item.lease_id, item.partition_id) for item in items], group)
         if request.credit is not None:
             if subscription is None:
                 raise BadRequest("credit needs the id of the subscription it is for (at subscription)")
@@ -197,14 +197,17 @@ class Session:
         answer = self._broker.acker.ack(items, group, bytes, batch=request.is_batch)
         self._follow(request, answer, partial(self._acked, request.id, items, group))
 
-    def _check_held(self, leases: Sequence[str | None], group: str | None = None) -> None:
-        """A client with limits may settle only what was delivered on this connection."""
+    def _check_held(self, leases: Sequence[tuple[str | None, str | None]], group: str | None = None) -> None:
+        """A client with limits may settle only what was delivered on this connection: leases, and their partitions.
+
+        Of other partitions the answer would say what they and their queues are called.
+        """
         limits = self._limits
         if limits is None or not limits.is_limited:
             return
         if group is not None:
             limits.check_group(group)
-        if any(lease is None or self._held.get(lease) is None for lease in leases):
+        if not all(self._held.covers(lease, partition) for lease, partition in leases):
             raise Forbidden("the token is limited: only leases that were delivered on this connection can be settled")
 
     def _group_of(
@@ -223,7 +226,7 @@ class Session:
         self._socket.send(answers.acked(id, results))
 
     def _renew(self, request: Renew) -> None:
-        self._check_held([request.lease_id])
+        self._check_held([(request.lease_id, None)])
         since = asyncio.get_running_loop().time()
         answer = self._broker.renewer.renew(request.lease_id, request.seconds)
 
@@ -340,7 +343,7 @@ class Session:
         try:
             await self._broker.releaser.release(leases)
         except (QueenError, asyncpg.PostgresError) as error:
-            log.warning("%d leases of a consumer that is gone stay until they run out: %s", len(leases), error)
+            log.warning("%d leases of a disconnected consumer are kept until they expire: %s", len(leases), error)
 
     def _refuse(self, request: Request, error: BaseException) -> None:
         self._tell_error(request.id, str(request.__struct_config__.tag), error)

@@ -1,8 +1,9 @@
-"""Which status an error of Queen's is answered with."""
+"""The response to an error: its status, and what of it the client reads."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final
 
 from queen.errors import (
@@ -15,9 +16,11 @@ from queen.errors import (
     QueenError,
     QuotaExceeded,
 )
-from queen.http.server.message import Headers, HttpError
+from queen.http.server.message import Headers, HttpError, Request, Response, error_response, json_response
 
 RETRY_SOON: Final[Headers] = ((b"Retry-After", b"1"),)
+
+log = logging.getLogger(__name__)
 
 _STATUSES: Final[tuple[tuple[type[QueenError], int, Headers], ...]] = (
     (BadRequest, 400, ()),
@@ -27,6 +30,23 @@ _STATUSES: Final[tuple[tuple[type[QueenError], int, Headers], ...]] = (
     (Overloaded, 503, RETRY_SOON),
     (DatabaseUnavailable, 503, RETRY_SOON),
 )
+
+
+def failure_response(request: Request | None, error: BaseException) -> Response:
+    """The response to what a handler raised; what is our fault is logged."""
+    if isinstance(error, HttpError):
+        return error.response()
+    where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
+    if isinstance(error, QueenError):
+        status, headers = status_of(error)
+        if status >= 500 and not isinstance(error, Overloaded):
+            # What is refused because there is too much of it is counted, and not logged once for each.
+            log.error("%s failed: %s", where, error)
+        if isinstance(error, BadRequest | NotFound) and error.code:
+            return json_response(status, {"error": str(error), "code": error.code}, headers)
+        return error_response(status, str(error), headers)
+    log.error("%s failed", where, exc_info=error)
+    return error_response(500, "Internal server error")
 
 
 def status_for(error: BaseException) -> int:

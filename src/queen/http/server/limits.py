@@ -11,6 +11,10 @@ from typing import Final
 
 # What a worker opens besides connections of clients: to PostgreSQL, Redis and peers, and files of the spool.
 _OTHER_FILES: Final = 256
+_SMALL_BYTES: Final = 64 * 1024
+
+# While unread responses fill the memory, a client that reads nothing is disconnected after this long.
+FLOODED_SECONDS: Final = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +29,9 @@ def raise_file_limit(connections: int) -> int:
     if soft == resource.RLIM_INFINITY or soft >= connections + _OTHER_FILES:
         return connections
     room = max(1, soft - _OTHER_FILES)
-    log.warning("this process may open %d files (ulimit -n): it takes %d connections, not %d", soft, room, connections)
+    log.warning(
+        "this process may open %d files (ulimit -n): it accepts %d connections instead of %d", soft, room, connections
+    )
     return room
 
 
@@ -68,7 +74,7 @@ class Budget:
         self.incoming = 0
         self.outgoing = 0
         self.alarm: float = limits.outgoing_bytes_per_address or math.inf
-        """With fewer unread bytes of answers than this, nobody has too many of them."""
+        """With fewer unread bytes of responses than this, no client has too many."""
         self.incoming_alarm: float = limits.incoming_bytes_per_address or math.inf
         """The same, of requests."""
         self.refused: dict[str, int] = {"connections": 0, "incoming": 0, "outgoing": 0}
@@ -118,6 +124,9 @@ class Budget:
 
 
 def _is_crowded(held: int, own: int, limit: int) -> bool:
+    if own <= _SMALL_BYTES:
+        # Large bodies that fill the room to its last byte leave some for small ones.
+        limit += limit // 8
     return held > limit and held - own > limit // 2
 
 
@@ -144,7 +153,50 @@ class Unsent:
         return bool(self.nbytes) and (self._budget.is_flooded or self._budget.is_flooding(self._address))
 
 
+class Unfinished:
+    """What one client has sent so far of a message that has not come to its end."""
+
+    __slots__ = ("_address", "_budget", "nbytes")
+
+    def __init__(self, budget: Budget, address: Address) -> None:
+        self._budget = budget
+        self._address = address
+        self.nbytes = 0
+
+    def set(self, nbytes: int) -> bool:
+        """Whether there is room for it, beside the bodies of requests."""
+        more = nbytes - self.nbytes
+        self.nbytes = nbytes
+        if more < 0:
+            self._budget.give_back(self._address, -more)
+        if more <= 0 or self._budget.take_in(self._address, more, nbytes):
+            return True
+        self._budget.refused["incoming"] += 1
+        return False
+
+
+class Upgraded:
+    """A connection that another protocol has taken over."""
+
+    __slots__ = ("_since", "address", "peer", "unfinished", "unsent")
+
+    def __init__(self, peer: str, address: Address, unsent: Unsent, unfinished: Unfinished, now: float) -> None:
+        self.peer = peer
+        self.address = address
+        self.unsent = unsent
+        self.unfinished = unfinished
+        self._since = now
+
+    def is_stuck(self, unsent: int, now: float) -> bool:
+        """Whether its client has read nothing for long, while unread responses fill the memory."""
+        if unsent != self.unsent.nbytes:
+            self.unsent.set(unsent)
+            self._since = now
+        return self.unsent.is_too_much and now - self._since >= FLOODED_SECONDS
+
+
 class Metered(asyncio.Protocol):
-    """A protocol that says how much of what it wrote is still unsent."""
+    """A protocol that says how much of what it wrote is unsent, and how much it holds of what has not all come."""
 
     unsent: Unsent | None = None
+    unfinished: Unfinished | None = None

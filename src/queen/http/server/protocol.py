@@ -13,14 +13,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
-from queen.errors import BadRequest, NotFound, Overloaded, QueenError
-from queen.http.server.errors import RETRY_SOON, status_of
-from queen.http.server.limits import Address, Budget, Limits, Metered, Unsent
+from queen.http.server.errors import RETRY_SOON, failure_response
+from queen.http.server.limits import FLOODED_SECONDS, Address, Budget, Limits, Metered, Unfinished, Unsent, Upgraded
 from queen.http.server.message import (
     BODILESS,
     Access,
     Handler,
-    HttpError,
     Request,
     Response,
     ResponseStream,
@@ -28,7 +26,6 @@ from queen.http.server.message import (
     encode_head,
     encode_stream_head,
     error_response,
-    json_response,
 )
 from queen.http.server.reader import HeadCache, RequestReader
 from queen.http.server.router import Router
@@ -46,8 +43,6 @@ HANDSHAKE_SECONDS: Final = 10.0
 DECRYPTED_BYTES: Final = 256 * 1024
 # Requests of one connection that are served before other connections are.
 REQUESTS_AT_A_TIME: Final = 32
-# While unread responses fill the memory, a client that reads nothing is disconnected after this long.
-FLOODED_SECONDS: Final = 3.0
 # How much of large bodies is read before others have their turn, and from how many bytes on a piece is one of those.
 TURN_BYTES: Final = 1 << 20
 LARGE_PIECE_BYTES: Final = 32 * 1024
@@ -90,7 +85,7 @@ class HttpServer:
         self.router = router
         self.heads = HeadCache()
         self.budget = Budget(limits or Limits())
-        self.upgraded: dict[asyncio.Transport, _Upgraded] = {}
+        self.upgraded: dict[asyncio.Transport, Upgraded] = {}
         self.gate = gate
         self.header_lines = header_lines
         self.lines_for = lines_for
@@ -209,31 +204,13 @@ class HttpServer:
             if transport.is_closing():
                 del self.upgraded[transport]
                 upgraded.unsent.set(0)
+                upgraded.unfinished.set(0)
                 self.budget.leave(upgraded.peer, upgraded.address)
             elif upgraded.is_stuck(transport.get_write_buffer_size(), self.now):
                 transport.abort()
         self._timer = loop.call_later(self.sweep_seconds, self._sweep, loop)
         for connection in tuple(self.connections):
             connection.keep_time()
-
-
-class _Upgraded:
-    """A connection that another protocol has taken over."""
-
-    __slots__ = ("_since", "address", "peer", "unsent")
-
-    def __init__(self, peer: str, address: Address, unsent: Unsent, now: float) -> None:
-        self.peer = peer
-        self.address = address
-        self.unsent = unsent
-        self._since = now
-
-    def is_stuck(self, unsent: int, now: float) -> bool:
-        """Whether its client has read nothing for long, while answers that nobody reads fill the memory."""
-        if unsent != self.unsent.nbytes:
-            self.unsent.set(unsent)
-            self._since = now
-        return self.unsent.is_too_much and now - self._since >= FLOODED_SECONDS
 
 
 class HttpProtocol(asyncio.BaseProtocol):
@@ -393,12 +370,13 @@ class HttpProtocol(asyncio.BaseProtocol):
         self._reader.close()
         self._server.forget(self)
         if self._address is not None:
-            self._server.upgraded[self._transport] = _Upgraded(
-                self._peer, self._address, self._unread, self._server.now
+            unfinished = Unfinished(self._server.budget, self._address)
+            self._server.upgraded[self._transport] = Upgraded(
+                self._peer, self._address, self._unread, unfinished, self._server.now
             )
             self._address = None
             if isinstance(protocol, Metered):
-                protocol.unsent = self._unread
+                protocol.unsent, protocol.unfinished = self._unread, unfinished
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if leftover:
@@ -511,7 +489,7 @@ class HttpProtocol(asyncio.BaseProtocol):
             elif not isinstance(result, Response):
                 result = self._after_gate(request, result, handler, upgrade)
         except Exception as error:
-            result = _failure(request, error)
+            result = failure_response(request, error)
         if isinstance(result, Response):
             self._answer(request, result)
         elif isinstance(result, asyncio.Future):
@@ -532,9 +510,9 @@ class HttpProtocol(asyncio.BaseProtocol):
         if request.method != "GET" and len(request.body) <= SMALL_BODY_BYTES:
             return None
         if self._address is not None and budget.is_flooding(self._address):
-            refusal = error_response(429, "This address leaves too many answers unread; read them first", RETRY_SOON)
+            refusal = error_response(429, "This address has too many unread responses; read them first", RETRY_SOON)
         elif budget.is_flooded:
-            refusal = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+            refusal = error_response(503, "Clients have too many unread responses; try again", RETRY_SOON)
         else:
             return None
         budget.refused["outgoing"] += 1
@@ -589,7 +567,7 @@ class HttpProtocol(asyncio.BaseProtocol):
                 return
             result = error_response(503, "The request was cancelled; try again", RETRY_SOON)
         except Exception as error:
-            result = _failure(request, error)
+            result = failure_response(request, error)
         self._conclude(result)
 
     def _conclude(self, result: object) -> None:
@@ -600,7 +578,7 @@ class HttpProtocol(asyncio.BaseProtocol):
             self._open_stream(request, result)
             return
         if not isinstance(result, Response):
-            log.error("%s %s: the handler gave %r, not a response", request.method, request.path, result)
+            log.error("%s %s: the handler returned %r instead of a response", request.method, request.path, result)
             result = error_response(500, "Internal server error")
         self._answer(request, result)
 
@@ -620,7 +598,7 @@ class HttpProtocol(asyncio.BaseProtocol):
         if len(response.body) > SMALL_BODY_BYTES and server.budget.is_flooded and _is_read_only(request):
             # It began before the memory was full. Nothing is lost with it: the client may retry.
             server.budget.refused["outgoing"] += 1
-            response = error_response(503, "Clients leave too many answers unread; try again", RETRY_SOON)
+            response = error_response(503, "Clients have too many unread responses; try again", RETRY_SOON)
         status = response.status
         self._request = None
         reader.served()
@@ -641,7 +619,7 @@ class HttpProtocol(asyncio.BaseProtocol):
         try:
             head = encode_head(response, connection_line, self._server.header_lines)
         except ValueError:
-            log.exception("an answer with status %d could not be written", response.status)
+            log.exception("response with status %d could not be encoded", response.status)
             response = error_response(500, "Internal server error")
             head = encode_head(response, connection_line, self._server.header_lines)
         body = response.body
@@ -703,22 +681,6 @@ class _StreamWriter:
 
     def abort(self) -> None:
         self._transport.abort()
-
-
-def _failure(request: Request | None, error: BaseException) -> Response:
-    if isinstance(error, HttpError):
-        return error.response()
-    where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
-    if isinstance(error, QueenError):
-        status, headers = status_of(error)
-        if status >= 500 and not isinstance(error, Overloaded):
-            # What is refused because there is too much of it is counted, and not logged once for each.
-            log.error("%s failed: %s", where, error)
-        if isinstance(error, BadRequest | NotFound) and error.code:
-            return json_response(status, {"error": str(error), "code": error.code}, headers)
-        return error_response(status, str(error), headers)
-    log.error("%s failed", where, exc_info=error)
-    return error_response(500, "Internal server error")
 
 
 def _is_read_only(request: Request) -> bool:

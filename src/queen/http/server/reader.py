@@ -19,6 +19,7 @@ _LONGEST_LENGTH: Final = 19
 MOST_SMALL_CHUNKS: Final = 4096
 SMALL_CHUNK_BYTES: Final = 16
 CACHED_HEADS: Final = 1024
+MOST_REPEATED_HEADERS: Final = 256
 
 
 class KnownHead(NamedTuple):
@@ -79,6 +80,7 @@ class RequestReader:
         "_peer",
         "_pieces",
         "_progressed",
+        "_repeated",
         "_replay",
         "_router",
         "_serving_bytes",
@@ -140,6 +142,7 @@ class RequestReader:
         self._progressed = False
         self._eventless_bytes = 0
         self._replay = False
+        self._repeated = 0
         self._unchecked = False
         self._upgrade: UpgradeHandler | None = None
 
@@ -318,6 +321,7 @@ class RequestReader:
         self._progressed = True
         self._unchecked = False
         self._eventless_bytes = 0
+        self._repeated = 0
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -325,7 +329,15 @@ class RequestReader:
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         headers = self._headers
-        headers[name] = value if name not in headers else headers[name] + b", " + value
+        if name not in headers:
+            headers[name] = value
+            return
+        # Each is joined to those before it: a head full of one name would take its length squared.
+        self._repeated += 1
+        if self._repeated > MOST_REPEATED_HEADERS:
+            self.refuse(431, f"The request head repeats headers more than {MOST_REPEATED_HEADERS} times")
+            return
+        headers[name] += b", " + value
 
     def on_headers_complete(self) -> None:
         if self.closed:

@@ -50,9 +50,9 @@ class ServerTls:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
         except SettingsError as error:
-            log.error("%s; the certificate from before stays in force", error)
+            log.error("%s; the previous certificate stays in use", error)
             return False
-        log.info("TLS_CERT=%s was loaded again", self._certificate)
+        log.info("TLS_CERT=%s reloaded", self._certificate)
         return True
 
     def start(self) -> None:

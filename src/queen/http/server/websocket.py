@@ -15,6 +15,8 @@ from queen.http.server.limits import Metered
 
 # How much of what arrived is parsed before others have their turn: it may hold a thousand frames.
 SLICE_BYTES: Final = 32 * 1024
+# A message has this long to come, as a request has.
+ARRIVAL_SECONDS: Final = 60.0
 # A client that was sent a close frame has this long to answer it and go.
 CLOSE_SECONDS: Final = 2.0
 
@@ -65,6 +67,8 @@ class WebSocket(Metered):
         self._transport: asyncio.Transport
         self._unread = bytearray()
         self._partial = bytearray()
+        self._tail = 0
+        self._unfinished_since: float | None = None
         self._slice_due = False
         self._write_paused = False
         self._read_paused = False
@@ -112,6 +116,9 @@ class WebSocket(Metered):
         if self._ended_at is not None:
             if now - self._ended_at >= CLOSE_SECONDS:
                 self.abort()
+            return
+        if self._unfinished_since is not None and now - self._unfinished_since >= ARRIVAL_SECONDS:
+            self._fail(CloseCode.POLICY_VIOLATION, f"the message did not arrive within {ARRIVAL_SECONDS:g} seconds")
             return
         unsent = self._transport.get_write_buffer_size()
         if self._heard or unsent < self._unsent:
@@ -204,11 +211,24 @@ class WebSocket(Metered):
             self._frames.receive_data(data)
         except EOFError:
             return  # the last of it came after the end
-        for event in self._frames.events_received():
+        events = self._frames.events_received()
+        # Of a frame that has not all come nothing is known but its bytes.
+        self._tail = 0 if events else self._tail + len(data)
+        for event in events:
             if self._ended_at is None and isinstance(event, Frame):
                 self._take_frame(event)
+        if (held := self._tail + len(self._partial)) or self._unfinished_since is not None:
+            self._meter_unfinished(held)
         self._flush()
         self._notice_end()
+
+    def _meter_unfinished(self, held: int) -> None:
+        if not held:
+            self._unfinished_since = None
+        elif self._unfinished_since is None:
+            self._unfinished_since = asyncio.get_running_loop().time()
+        if self.unfinished is not None and not self.unfinished.set(held) and self._ended_at is None:
+            self._fail(CloseCode.TRY_AGAIN_LATER, "the server holds too many messages that have not all come")
 
     def _take_frame(self, frame: Frame) -> None:
         if frame.opcode is Opcode.BINARY:
@@ -232,6 +252,11 @@ class WebSocket(Metered):
 
     def _fail(self, code: CloseCode, reason: str) -> None:
         self._frames.fail(code, reason)
+        # What had come of the message is dropped at once, and leaves its room to others.
+        self._partial.clear()
+        self._tail = 0
+        if self.unfinished is not None:
+            self.unfinished.set(0)
         self._flush()
         self._notice_end()
 

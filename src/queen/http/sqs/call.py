@@ -37,7 +37,7 @@ class Backend:
 
 
 class Call:
-    """A request. `principal` is None where the server asks nobody who they are."""
+    """A request. `principal` is None without authentication."""
 
     __slots__ = ("backend", "name", "params", "principal", "region", "request")
 
@@ -77,7 +77,7 @@ class Call:
         return queue
 
     async def queue(self, *, fresh: bool = False) -> SqsQueue:
-        """The queue that the request is about; `fresh`: not one that was looked up before."""
+        """The queue of the request; `fresh`: not one that was looked up before."""
         return await self.find(self._queue_name(), fresh=fresh)
 
     async def queue_of_arn(self, parameter: str) -> SqsQueue:

@@ -16,9 +16,10 @@ from queen.broker.broker import Broker
 from queen.concurrency import BackgroundTask
 from queen.errors import BadRequest, DatabaseUnavailable, Overloaded, QueenError, QuotaExceeded, SettingsError
 from queen.http.auth.audit import Audit
+from queen.http.auth.browser import BrowserRules
 from queen.http.auth.principal import Principal
 from queen.http.routing.context import Shard
-from queen.http.server.message import Access, Handler, Request, Response, Route
+from queen.http.server.message import Access, Handler, Request, Response, Route, error_response
 from queen.http.server.router import Router
 from queen.http.sqs.call import PATH, Backend, Call
 from queen.http.sqs.errors import SqsError
@@ -56,6 +57,7 @@ class SqsEndpoint:
         router: ShardRouter | None,
         audit: Audit,
         refused: MutableMapping[str, int],
+        browsers: BrowserRules,
     ) -> None:
         """`refused` counts requests by the reason why they were not admitted. Raises `SettingsError`."""
         keys = [AccessKey(*key) for key in settings.queen_sqs_keys]
@@ -66,6 +68,7 @@ class SqsEndpoint:
             )
         self._verifier = SignatureVerifier(keys) if keys else None
         self._refused = refused
+        self._browsers = browsers
         places = Shards(shards, router)
         self._database = places.first
         standard, fifo = StandardQueues(broker, places), FifoQueues(broker, places)
@@ -113,6 +116,12 @@ class SqsEndpoint:
         await self._backend.moves.stop()
 
     async def serve(self, request: Request) -> Response:
+        if request.method == "HEAD":
+            return error_response(405, "HEAD changes nothing, and actions do", ((b"Allow", b"GET, POST, OPTIONS"),))
+        # Which action it is stands in the body, and most of them change something.
+        if (foreign := self._browsers.check_page(request, reads=False)) is not None:
+            self._refused["browser"] += 1
+            return foreign
         request_id = str(uuid.uuid4())
         name = ""
         try:
@@ -186,7 +195,7 @@ class SqsEndpoint:
 
 
 def _as_sqs_error(error: Exception) -> SqsError | None:
-    """What SDKs are told of an error; None for a fault of the server that nothing is known of."""
+    """What SDKs receive of an error; None for a fault of the server that nothing is known of."""
     if isinstance(error, SqsError):
         return error
     if isinstance(error, QuotaExceeded):

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from queen.broker.broker import Broker
-from queen.broker.inspect.standings import Standings
+from queen.broker.inspect.queue_stats import QueueStats
 from queen.broker.pop.requests import PopRequest, unchanged
 from queen.broker.queues import option_values
 from queen.http.routing.context import Shard
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _DEDUPLICATION_SECONDS: Final = 300
 # A push is repeated with the transaction id of the first as long as the deduplication id is remembered, and then some.
 _REMEMBERED_SECONDS: Final = 2 * _DEDUPLICATION_SECONDS
-# SQS does not keep what was consumed; this is for those who look at the queue.
+# SQS does not keep consumed messages; these stay for inspection.
 _CONSUMED_SECONDS: Final = 300
 
 
@@ -109,7 +109,7 @@ class FifoQueues:
 
     async def counts(self, queue: SqsQueue) -> Counts:
         async def stand(shard: Shard) -> list[Record]:
-            return await Standings(shard.broker.database, 0.0).of(queue.name, "", "")
+            return await QueueStats(shard.broker.database, 0.0).of(queue.name, "", "")
 
         rows = await self._shards.on_queue(queue.name, stand)
         (known,) = await self._database.fetch("sqs_in_flight", queue.id)
@@ -175,7 +175,7 @@ class FifoQueues:
         return _popped.decode(body).messages if body is not None else []
 
     async def _note_received(self, queue: SqsQueue, messages: Sequence[_Message], visibility: int) -> list[Received]:
-        """What is to be delivered of messages that were popped: those that nobody has deleted before."""
+        """What is to be delivered of messages that were popped: those that have not been deleted."""
         leases = [(message.partition_id, message.lease_id) for message in messages]
         sizes: Counter[Lease] = Counter()
         places = []
@@ -204,7 +204,7 @@ class FifoQueues:
         ]
 
     async def replay(self, queue: SqsQueue, attempt: str, visibility: int) -> list[Received] | None:
-        """What a receive with this attempt id got, hidden anew; None if there was none, or any of it has changed."""
+        """What a receive with this attempt id got, hidden again; None if there was none, or any of it has changed."""
         for row in await self._database.fetch("sqs_attempt", queue.id, attempt):
             received = _replayed.decode(row["received"])
             handles = [read_handle(message.handle, queue.name) for message in received]

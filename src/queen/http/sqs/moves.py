@@ -23,7 +23,7 @@ from queen.storage.database import Database, Record
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 10
-# While a message is moved nobody else receives it; should the server die meanwhile, it is visible again after this.
+# While a message is moved it is not received; if the server dies meanwhile, it is visible again after this.
 _MOVING_SECONDS: Final = 30
 _SHOWN: Final = 10
 
@@ -99,7 +99,7 @@ class MoveTasks:
             if row["status"] != "RUNNING":
                 return
             with contextlib.suppress(TimeoutError):
-                # At least one turn of the loop, for those who wait for it.
+                # At least one iteration of the event loop, for the tasks that wait for it.
                 await asyncio.wait_for(self._stopping.wait(), len(received) / per_second if per_second else 0.001)
             if self._stopping.is_set():
                 raise SqsError("InternalError", "the server that moved the messages was stopped")

@@ -110,7 +110,7 @@ def _read_query(request: Request) -> Action:
                 request.body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS
             )
         except ValueError as error:
-            raise SqsError("MalformedInput", f"The body is no form: {error}") from None
+            raise SqsError("MalformedInput", f"The body is not a form: {error}") from None
         fields |= dict(pairs)
     name = fields.pop("Action", "")
     if not name:

@@ -119,7 +119,8 @@ class StandardQueues:
 
 def not_in_flight() -> SqsError:
     return SqsError(
-        "MessageNotInflight", "The message referred to isn't in flight: it is visible again, received anew, or deleted."
+        "MessageNotInflight",
+        "The message referred to isn't in flight: it is visible again, was received again, or deleted.",
     )
 
 

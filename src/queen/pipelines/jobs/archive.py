@@ -15,6 +15,7 @@ from queen.pipelines.declaration import Declaration, Sink, SinkKind, Source, Sou
 from queen.pipelines.errors import AlreadyRunning, ArchiveError, Where
 from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, format_at
+from queen.wire.push import check_name
 
 SINK: Final = "archive"
 _TABLE_QUERY: Final = "SELECT *, to_date(created_at) AS date FROM messages"
@@ -38,6 +39,10 @@ def archive_declaration(
     catalog: str | None = None,
 ) -> Declaration:
     """The archive as a pipeline."""
+    for number, queue in enumerate(queues):
+        check_name(queue, "the name of a queue", f"argument {number + 1}")
+        if queue in queues[:number]:
+            raise ArchiveError(f"queue '{queue}' is named twice")
     location = Location.parse(str(root))
     there = format_at(location)
     if there is not None and there is not kind:

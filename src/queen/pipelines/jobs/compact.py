@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -11,25 +10,16 @@ from typing import Final
 from queen.pipelines.archive_files import open_archive, place_of
 from queen.pipelines.manifest import DataFile, Manifest, Snapshot, staged_files
 from queen.pipelines.sinks import count_rows
+from queen.pipelines.tables.locations import TARGET_BYTES
+from queen.pipelines.tables.table import Compacted, packed
 
 WRITER: Final = "compaction"
-TARGET_BYTES: Final = 128 * 2**20
 # An hour may still grow for a while after it has ended.
 _SETTLED: Final = timedelta(hours=1, minutes=10)
 
 
-@dataclass(frozen=True, slots=True)
-class Compacted:
-    """What a run did."""
-
-    folders: int
-    files_before: int
-    files_after: int
-    rows: int
-
-
 def compact(
-    root: Path,
+    root: str | Path,
     target_bytes: int = TARGET_BYTES,
     *,
     running_hour: bool = False,
@@ -41,14 +31,15 @@ def compact(
     """
     manifest = open_archive(root)
     manifest.collect_orphans()
-    folders = before = after = rows = 0
+    done = Compacted()
     groups = list(_groups(manifest.snapshot(), target_bytes, running_hour))
     for index, group in enumerate(groups):
         on_progress(index, len(groups))
-        joined = _join(manifest, group)
-        folders, before, after, rows = folders + 1, before + len(group), after + 1, rows + joined
+        _join(manifest, group)
+        done.files_before += len(group)
+        done.files_after += 1
     on_progress(len(groups), len(groups))
-    return Compacted(folders, before, after, rows)
+    return done
 
 
 def _groups(snapshot: Snapshot, target_bytes: int, running_hour: bool) -> Iterator[list[DataFile]]:
@@ -59,20 +50,12 @@ def _groups(snapshot: Snapshot, target_bytes: int, running_hour: bool) -> Iterat
         if file.bytes < target_bytes and (running_hour or place_of(file)[1] + _SETTLED <= now):
             folders.setdefault(str(PurePosixPath(file.path).parent), []).append(file)
     for files in folders.values():
-        group: list[DataFile] = []
-        size = 0
-        for file in sorted(files, key=lambda file: (file.commit, file.path)):
-            if group and size + file.bytes > target_bytes:
-                if len(group) > 1:
-                    yield group
-                group, size = [], 0
-            group.append(file)
-            size += file.bytes
-        if len(group) > 1:
-            yield group
+        yield from packed(
+            sorted(files, key=lambda file: (file.commit, file.path)), lambda file: file.bytes, target_bytes
+        )
 
 
-def _join(manifest: Manifest, group: Sequence[DataFile]) -> int:
+def _join(manifest: Manifest, group: Sequence[DataFile]) -> None:
     import pyarrow.parquet
 
     staged = manifest.staging()
@@ -89,4 +72,3 @@ def _join(manifest: Manifest, group: Sequence[DataFile]) -> int:
     number = manifest.snapshot().batches.get(WRITER, -1) + 1
     rows = [count_rows(file) for file in staged_files(staged)]
     manifest.commit(WRITER, number, staged, rows, removed=[file.path for file in group])
-    return sum(rows)

@@ -44,7 +44,7 @@ def open_emitter(environ: Mapping[str, str] = os.environ) -> Emitter | None:
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:
-        log.warning("OpenLineage is configured, but not installed: pip install 'queen-broker[lineage]'")
+        log.warning("OpenLineage is configured, but not installed: pip install '.[lineage]' in a clone")
         return None
     file = environ.get("OPENLINEAGE_CONFIG")
     if file and not os.access(file, os.R_OK):

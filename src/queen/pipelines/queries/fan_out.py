@@ -14,7 +14,7 @@ from queen.pipelines.queries.frames import Frames, letters
 from queen.pipelines.queries.planning import DEAD_LETTERS, PlannedQuery, dead_letter_sink
 from queen.pipelines.session import Connection
 from queen.pipelines.sinks import Sinks, Write, local
-from queen.wire.durations import interval
+from queen.wire.times import spark_interval
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -142,4 +142,4 @@ def _triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> Data
     stream = stream.option("checkpointLocation", local(checkpoint))
     if trigger == ONCE:
         return stream.trigger(availableNow=True)
-    return stream.trigger(processingTime=interval(trigger))
+    return stream.trigger(processingTime=spark_interval(trigger))

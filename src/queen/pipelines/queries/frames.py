@@ -39,7 +39,7 @@ from queen.pipelines.queries.side_output import REASON, SideOutput, Times, row_t
 from queen.pipelines.session import Connection
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema
 from queen.spark.schemas import CORRUPT_RECORD
-from queen.wire.durations import interval, milliseconds
+from queen.wire.times import duration_ms, spark_interval
 
 
 def read_table(spark: SparkSession, connection: Connection, table: str, queue: str | None = None) -> DataFrame:
@@ -217,7 +217,7 @@ class Frames:
                 rows = self._parsed(node, rows, node.schema)
             rows = self._expecting(node, rows)
             if node.event_time is not None and node.lateness is not None:
-                rows = rows.withWatermark(node.event_time, interval(node.lateness))
+                rows = rows.withWatermark(node.event_time, spark_interval(node.lateness))
             return rows
         except DeclarationError:
             raise
@@ -347,15 +347,15 @@ class Frames:
     def _windowed(self, step: Step, action: Window, rows: DataFrame) -> DataFrame:
         time = self._declaration.event_time_of(step.inputs[0])
         assert time is not None
-        size = milliseconds(action.size) or 0
+        size = duration_ms(action.size) or 0
         if action.kind is WindowKind.SESSION:
             rows = self._in_time(step, rows, row_times(time, size))
-            window = functions.session_window(time, interval(action.size))
+            window = functions.session_window(time, spark_interval(action.size))
         else:
-            slide = interval(action.slide) if action.slide is not None else None
-            apart = milliseconds(action.slide) if action.slide is not None else None
+            slide = spark_interval(action.slide) if action.slide is not None else None
+            apart = duration_ms(action.slide) if action.slide is not None else None
             rows = self._in_time(step, rows, window_times(time, size, apart or size))
-            window = functions.window(time, interval(action.size), slide)
+            window = functions.window(time, spark_interval(action.size), slide)
         aggregates = [functions.expr(text).alias(name) for name, text in action.aggregate.items()]
         grouped = rows.groupBy(window.alias("_window"), *action.by).agg(*aggregates)
         return grouped.select(
@@ -434,7 +434,7 @@ def letters(pipeline: str, node: str, bad: DataFrame) -> DataFrame:
 def _limits(source: Source) -> dict[str, str]:
     """The options that say how much a batch of a source reads, and how hard it works at it."""
     given = source.options
-    # Who wants many rows at least gets them, whatever is the usual limit.
+    # A minimum that is configured wins over the usual limit.
     most = given.get("rows_per_batch") or str(max(int(_ROWS_PER_BATCH), int(given.get("min_rows_per_batch", 0))))
     named = {
         "minOffsetsPerTrigger": "min_rows_per_batch",

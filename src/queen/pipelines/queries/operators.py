@@ -33,7 +33,7 @@ _JOIN: Final = "Join"
 
 
 def stateful_operators(rows: DataFrame) -> int:
-    """How many operators of a stream keep state, as far as can be told: one that is not known counts."""
+    """How many operators of a stream keep state, as far as is known: an unknown one counts."""
     return sum(1 for operator in _streaming(rows) if _keeps_state(operator))
 
 

@@ -130,7 +130,7 @@ def read_layout(checkpoints: Path, declaration: Declaration) -> list[Query]:
         found = [name for name in names if (checkpoints / name / "offsets").is_dir()]
         if len(found) > 1:
             log.info(
-                "pipeline '%s': %s go on as a query each, as their checkpoints were made; --fresh makes one of them",
+                "pipeline '%s': %s keep one query each, as in their checkpoints; --fresh merges them into one",
                 declaration.name,
                 ", ".join(found),
             )

@@ -15,7 +15,7 @@ import pyarrow
 
 from queen.pipelines.errors import ArchiveError, SchemaChange, TablesMissing
 from queen.pipelines.tables.files import FilePlan, WrittenFile
-from queen.pipelines.tables.locations import Location, exists, list_files
+from queen.pipelines.tables.locations import Location, list_files
 from queen.pipelines.tables.schemas import Evolution, evolve, fitted
 from queen.pipelines.tables.table import DELETED, AsOf, CommitConflict, Compacted, StoredFile, Table, Version
 
@@ -24,7 +24,7 @@ try:
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
     from deltalake.transaction import AddAction
 except ImportError as error:
-    raise TablesMissing("Delta Lake needs deltalake: pip install 'queen-broker[tables]'") from error
+    raise TablesMissing("Delta Lake needs deltalake: pip install '.[tables]' in a clone") from error
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -40,15 +40,12 @@ class DeltaLake(Table):
         self._table: DeltaTable | None = None
         self.refresh()
 
-    @staticmethod
-    def is_at(location: Location) -> bool:
-        return exists(location.below("_delta_log"))
-
     def refresh(self) -> None:
-        try:
-            self._table = deltalake.DeltaTable(self.location.url)
-        except TableNotFoundError:
-            self._table = None
+        with _commits(self.location):
+            try:
+                self._table = deltalake.DeltaTable(self.location.url)
+            except TableNotFoundError:
+                self._table = None
 
     @property
     def exists(self) -> bool:
@@ -84,7 +81,7 @@ class DeltaLake(Table):
     def change(self, evolution: Evolution) -> None:
         """Columns are added in a commit of their own: they are null until there are rows that have them."""
         if evolution.added:
-            with _commits():
+            with _commits(self.location):
                 self._opened.alter.add_columns(
                     [deltalake.Field.from_arrow(field) for field in evolution.added],
                 )
@@ -106,7 +103,7 @@ class DeltaLake(Table):
             )
             for file in files
         ]
-        with _commits():
+        with _commits(self.location):
             self._opened.create_write_transaction(
                 actions,
                 mode=_APPEND,
@@ -122,7 +119,7 @@ class DeltaLake(Table):
         # Rows whose key is not known replace none.
         same = " AND ".join(f"t.{_quoted(name)} = s.{_quoted(name)}" for name in key)
         columns = {_quoted(name): f"s.{_quoted(name)}" for name in evolution.schema.names}
-        with _commits():
+        with _commits(self.location):
             merger = self._opened.merge(
                 source, same, source_alias="s", target_alias="t", commit_properties=_properties(writer, batch)
             )
@@ -165,11 +162,10 @@ class DeltaLake(Table):
             on_progress(index, len(chosen))
             # Without partitions all of the table is one.
             filters = [(name, "=", "" if value is None else value) for name, value in zip(names, values, strict=True)]
-            with _commits():
+            with _commits(self.location):
                 metrics = self._opened.optimize.compact(
                     partition_filters=filters or None, target_size=target_bytes, max_concurrent_tasks=2
                 )
-            done.partitions += 1
             done.files_before += metrics["numFilesRemoved"]
             done.files_after += metrics["numFilesAdded"]
         on_progress(len(chosen), len(chosen))
@@ -178,7 +174,7 @@ class DeltaLake(Table):
     def vacuum(self, keep_hours: int, *, dry_run: bool) -> list[str]:
         # The log names files that an earlier vacuum removed, too.
         there = {path for path, _ in list_files(self.location.url)}
-        with _commits():
+        with _commits(self.location):
             found = self._opened.vacuum(keep_hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
         named = {self.location.below(unquote(path)): path for path in found}
         return sorted(url for url, path in named.items() if url in there or self.location.below(path) in there)
@@ -246,11 +242,12 @@ def _quoted(name: str) -> str:
 
 
 @contextmanager
-def _commits() -> Iterator[None]:
+def _commits(location: Location) -> Iterator[None]:
     """Raises `CommitConflict` where another process was faster, and `ArchiveError` for the rest."""
     try:
         yield
     except CommitFailedError as error:
         raise CommitConflict(str(error)) from error
     except DeltaError as error:
-        raise ArchiveError(str(error)) from error
+        # Its first line says what is wrong, the others where in its own code.
+        raise ArchiveError(f"table {location} cannot be used: {str(error).partition(chr(10))[0]}") from error

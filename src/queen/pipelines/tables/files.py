@@ -141,7 +141,7 @@ def _text(value: Any) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """For the name of a folder, from which nobody takes the value. Readers do not agree on how to quote the rest."""
+    """For the name of a folder, from which no value is read. Readers do not agree on how to quote the rest."""
     return _UNUSUAL.sub("_", text)[:_LONGEST_BOUND]
 
 

@@ -13,9 +13,9 @@ import pyarrow.parquet
 
 from queen.pipelines.errors import ArchiveError, PipelineError, SchemaChange, TablesMissing
 from queen.pipelines.tables.files import FilePlan, WrittenFile, write_table
-from queen.pipelines.tables.locations import Location, exists, list_files, open_file, remove_files
+from queen.pipelines.tables.locations import Location, list_files, open_file, remove_files
 from queen.pipelines.tables.schemas import Evolution, evolve, fitted, plain_type
-from queen.pipelines.tables.table import DELETED, AsOf, CommitConflict, Compacted, StoredFile, Table, Version
+from queen.pipelines.tables.table import DELETED, AsOf, CommitConflict, Compacted, StoredFile, Table, Version, packed
 
 try:
     from pyiceberg.catalog.sql import SqlCatalog
@@ -30,7 +30,7 @@ try:
     from pyiceberg.table import Table as IcebergTable
     from pyiceberg.table import TableProperties
 except ImportError as error:
-    raise TablesMissing("Iceberg needs pyiceberg and SQLAlchemy: pip install 'queen-broker[tables]'") from error
+    raise TablesMissing("Iceberg needs pyiceberg and SQLAlchemy: pip install '.[tables]' in a clone") from error
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile
@@ -62,10 +62,6 @@ class Iceberg(Table):
         self._table: IcebergTable | None = None
         self.refresh()
 
-    @staticmethod
-    def is_at(location: Location) -> bool:
-        return exists(location.below(_HINT))
-
     def refresh(self) -> None:
         try:
             table = self._catalog.load_table(self._name)
@@ -77,7 +73,7 @@ class Iceberg(Table):
                 f"table {'.'.join(self._name)} of the catalog is at {table.location()}, not at {self.location};"
                 " choose a directory of another name, or another catalog"
             )
-        # A commit that lost is tried again by whoever knows which batch it is, and not by PyIceberg.
+        # A commit that lost a race is retried by the sink, which knows the batch, and not by PyIceberg.
         table.metadata.properties[TableProperties.COMMIT_NUM_RETRIES] = "0"
         self._table = table
 
@@ -179,11 +175,10 @@ class Iceberg(Table):
         groups = [group for group in self._small(target_bytes).values() if len(group) >= max(2, least_files)]
         for index, group in enumerate(groups):
             on_progress(index, len(groups))
-            for part in _packed(group, target_bytes):
+            for part in packed(group, lambda task: task.file.file_size_in_bytes, target_bytes):
                 self._join(part)
                 done.files_before += len(part)
                 done.files_after += 1
-            done.partitions += 1
         on_progress(len(groups), len(groups))
         return done
 
@@ -314,9 +309,11 @@ def _open_catalog(location: Location, url: str | None) -> SqlCatalog:
         raise PipelineError(f"{location}: a table in an object store needs a catalog, the URL of a PostgreSQL database")
     if location.path is not None:
         location.path.mkdir(parents=True, exist_ok=True)
-    for plain in ("postgresql://", "postgres://"):
-        if url.startswith(plain):
-            url = f"postgresql+psycopg://{url.removeprefix(plain)}"
+    scheme, _, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres", "sqlite"):
+        raise PipelineError(f"{location}: the URL of a catalog begins with postgresql:// or sqlite:///")
+    if scheme != "sqlite":
+        url = f"postgresql+psycopg://{rest}"
     properties = {"uri": url}
     if location.path is None:
         properties["py-io-impl"] = "pyiceberg.io.fsspec.FsspecFileIO"
@@ -325,7 +322,8 @@ def _open_catalog(location: Location, url: str | None) -> SqlCatalog:
     try:
         return SqlCatalog(CATALOG, **properties)
     except SQLAlchemyError as error:
-        raise PipelineError(f"the catalog of {location} cannot be opened: {error}") from error
+        why = str(error).partition("\n")[0]
+        raise PipelineError(f"the catalog of {location} cannot be opened: {why}") from error
 
 
 def _supported(table: str, schema: Any) -> Any:
@@ -391,21 +389,6 @@ def _without(rows: Any, keys: Any, key: Sequence[str]) -> Any:
     numbered = rows.select(names).append_column(number, pyarrow.array(range(rows.num_rows), pyarrow.int64()))
     left = numbered.join(fitted(keys, types), names, join_type="left anti")
     return rows.take(left.column(number).combine_chunks().sort())
-
-
-def _packed(tasks: Sequence[FileScanTask], target_bytes: int) -> Iterator[list[FileScanTask]]:
-    """Files that together are about one of the wanted size."""
-    group: list[FileScanTask] = []
-    size = 0
-    for task in tasks:
-        if group and size + task.file.file_size_in_bytes > target_bytes:
-            if len(group) > 1:
-                yield group
-            group, size = [], 0
-        group.append(task)
-        size += task.file.file_size_in_bytes
-    if len(group) > 1:
-        yield group
 
 
 def _used_files(table: IcebergTable, without: set[int]) -> set[str]:

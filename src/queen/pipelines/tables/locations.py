@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, cast
@@ -63,17 +64,17 @@ def open_file(url: str, mode: str) -> IO[bytes]:
         if "w" in mode:
             path.parent.mkdir(parents=True, exist_ok=True)
         return cast(IO[bytes], path.open(mode))
-    filesystem, path_there = _filesystem(url)
-    return cast(IO[bytes], filesystem.open(path_there, mode))
+    with _object_store(url) as (filesystem, path_there):
+        return cast(IO[bytes], filesystem.open(path_there, mode))
 
 
 def exists(url: str) -> bool:
     if "://" not in url:
         return Path(url).exists()
-    filesystem, path = _filesystem(url)
-    # What another process wrote meanwhile is not in the listings that were read before.
-    filesystem.invalidate_cache()
-    return bool(filesystem.exists(path))
+    with _object_store(url) as (filesystem, path):
+        # What another process wrote meanwhile is not in the listings that were read before.
+        filesystem.invalidate_cache()
+        return bool(filesystem.exists(path))
 
 
 def list_files(url: str) -> Iterator[tuple[str, float]]:
@@ -83,10 +84,11 @@ def list_files(url: str) -> Iterator[tuple[str, float]]:
             if path.is_file():
                 yield str(path), path.stat().st_mtime
         return
-    filesystem, root = _filesystem(url)
-    filesystem.invalidate_cache()
+    with _object_store(url) as (filesystem, root):
+        filesystem.invalidate_cache()
+        found = filesystem.find(root, detail=True)
     scheme = url.partition("://")[0]
-    for path, about in filesystem.find(root, detail=True).items():
+    for path, about in found.items():
         yield f"{scheme}://{path}", about["LastModified" if "LastModified" in about else "mtime"].timestamp()
 
 
@@ -95,16 +97,20 @@ def remove_files(urls: list[str]) -> None:
         if "://" not in url:
             Path(url).unlink(missing_ok=True)
         else:
-            filesystem, path = _filesystem(url)
-            filesystem.rm_file(path)
+            with _object_store(url) as (filesystem, path):
+                filesystem.rm_file(path)
 
 
-def _filesystem(url: str) -> tuple[Any, str]:
+@contextmanager
+def _object_store(url: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a URL, and the path in it. Raises `PipelineError`, however a store words what is wrong."""
     scheme = url.partition("://")[0]
     try:
         import fsspec
 
-        found: tuple[Any, str] = fsspec.core.url_to_fs(url)
+        yield fsspec.core.url_to_fs(url)
     except ImportError as error:
         raise TablesMissing(f"{scheme}:// needs {_PACKAGES[scheme]}: pip install {_PACKAGES[scheme]}") from error
-    return found
+    except Exception as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise PipelineError(f"{url} cannot be reached: {why}. Check its bucket, endpoint and credentials") from error

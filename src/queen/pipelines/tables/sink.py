@@ -118,10 +118,15 @@ class LakeSink:
 
     def _collected(self, rows: DataFrame, own: list[str]) -> Any:
         """The rows in memory, the newest of each key last, and whether they are to be deleted."""
-        order = self._order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
-        rows = rows.orderBy(*order) if order else rows
+        rows = newest_last(rows, self._order_by)
         deleted = functions.expr(self._delete_when) if self._delete_when else functions.lit(False)
         return rows.select(*own, functions.coalesce(deleted, functions.lit(False)).alias(DELETED)).toArrow()
+
+
+def newest_last(rows: DataFrame, order_by: Sequence[str]) -> DataFrame:
+    """In the order of these columns, else of the messages that they came from, else as Spark gives them."""
+    order = order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
+    return rows.orderBy(*order) if order else rows
 
 
 def newest(table: Any, key: Sequence[str]) -> Any:

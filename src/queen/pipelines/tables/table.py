@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -49,9 +49,26 @@ class Version(msgspec.Struct, frozen=True):
 class Compacted:
     """What a compaction did."""
 
-    partitions: int = 0
     files_before: int = 0
     files_after: int = 0
+
+
+File = TypeVar("File")
+
+
+def packed(files: Iterable[File], size_of: Callable[[File], int], target_bytes: int) -> Iterator[list[File]]:
+    """Files that together are about one of the wanted size, in their order; one that is left alone stays."""
+    group: list[File] = []
+    size = 0
+    for file in files:
+        if group and size + size_of(file) > target_bytes:
+            if len(group) > 1:
+                yield group
+            group, size = [], 0
+        group.append(file)
+        size += size_of(file)
+    if len(group) > 1:
+        yield group
 
 
 class Table(ABC):

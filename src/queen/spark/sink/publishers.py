@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from queen.client.config import ClientLog, read_config
+from queen.client.errors import TRANSIENT
 from queen.client.http import HttpClient, decode_as
 from queen.log.stage_moves import StageLost
 from queen.log.stages import Attempt
@@ -168,7 +170,7 @@ class ShardStaging:
 
 _PIECE_MESSAGES: Final = 5000
 _PIECE_BYTES: Final = 4 << 20
-_ATTEMPTS: Final = 6
+_RETRY_MS: Final = 500
 # A large batch is published by one request.
 _PUBLISH_SECONDS: Final = 600.0
 _STAGE_SECONDS: Final = 60.0
@@ -190,10 +192,12 @@ _staged = msgspec.json.Decoder(_Staged)
 class ServerPublisher:
     """Stages and publishes by requests. All of them can be sent again: what was done already is not done twice."""
 
-    def __init__(self, url: str, token: str | None) -> None:
+    def __init__(self, url: str, token: str | None, outage_grace: float = 0.0) -> None:
+        """`outage_grace`: for how many seconds it waits for a server that is unavailable."""
         self._loop = asyncio.new_event_loop()
-        config = read_config(url, {"bearer_token": token, "retry_attempts": _ATTEMPTS})
-        self._http = HttpClient(config, ClientLog())
+        self._grace = outage_grace
+        options = {"bearer_token": token, "retry_attempts": 1, "retry_delay_millis": _RETRY_MS}
+        self._http = HttpClient(read_config(url, options), ClientLog())
 
     def begin(self, run: str, batch: int) -> ServerStaging:
         return ServerStaging(self, run, batch)
@@ -206,8 +210,21 @@ class ServerPublisher:
         self.send("/abandon", {"run": run, "batch": batch}, _STAGE_SECONDS)
 
     def send(self, path: str, body: Any, seconds: float = _STAGE_SECONDS) -> bytes:
-        sending = self._http.send("POST", f"/api/v1/stages{path}", _encode(body), seconds=seconds)
-        return self._loop.run_until_complete(sending).body
+        return self._loop.run_until_complete(self._send(path, _encode(body), seconds))
+
+    async def _send(self, path: str, body: bytes, seconds: float) -> bytes:
+        deadline: float | None = None
+        failures = 0
+        while True:
+            try:
+                return (await self._http.send("POST", f"/api/v1/stages{path}", body, seconds=seconds)).body
+            except TRANSIENT as error:
+                failures += 1
+                pause = self._http.retry_delay(failures, error)
+                deadline = deadline or time.monotonic() + self._grace
+                if time.monotonic() + pause > deadline:
+                    raise
+            await asyncio.sleep(pause)
 
     def close(self) -> None:
         self._loop.run_until_complete(self._http.close())

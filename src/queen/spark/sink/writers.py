@@ -120,7 +120,7 @@ def _publisher(options: WriteOptions) -> Publisher:
 def _kept(access: Access, dedup_window: float, pid: int) -> Publisher:
     # The process is part of the key, because a fork must not share its parent's connections.
     if access.server is not None:
-        return ServerPublisher(access.server, access.token)
+        return ServerPublisher(access.server, access.token, access.outage_grace)
     return ShardPublisher(
         access.database_urls,
         encryption_keys=access.encryption_keys,

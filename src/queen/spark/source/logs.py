@@ -162,7 +162,7 @@ class ShardLog:
 
     def queue_names(self) -> list[str]:
         shards = range(len(self._urls))
-        return sorted({name for shard in shards for (name,) in self._fetch(shard, "rollup_queues")})
+        return sorted({name for shard in shards for (name,) in self.fetch(shard, "rollup_queues")})
 
     def positions(self, queues: Sequence[str]) -> list[Position]:
         return retry_unavailable(lambda: self._positions(queues), self._grace)
@@ -193,13 +193,13 @@ class ShardLog:
         return found
 
     def partition_names(self, ends: QueueEnds, ids: Numbers) -> dict[int, str]:
-        return dict(self._fetch(ends.shard, "log_partition_names", ids.tolist()))
+        return dict(self.fetch(ends.shard, "log_partition_names", ids.tolist()))
 
     def removed(self, ids: Sequence[int]) -> dict[int, RemovedPartition]:
         found: dict[int, RemovedPartition] = {}
         for shard in range(len(self._urls)):
             try:
-                rows = self._fetch(shard, "log_removed_partitions", list(ids))
+                rows = self.fetch(shard, "log_removed_partitions", list(ids))
             except psycopg.errors.UndefinedTable:
                 # The servers of this database are older than this reader.
                 continue
@@ -215,7 +215,7 @@ class ShardLog:
             before = moment
         for shard in sorted({position.shard for position in positions}):
             here = [number for number, position in enumerate(positions) if position.shard == shard]
-            rows = self._fetch(
+            rows = self.fetch(
                 shard,
                 "offsets_after",
                 [positions[number].id for number in here],
@@ -261,21 +261,22 @@ class ShardLog:
         The partition is its place in `ends`, beginning with 0.
         """
         columns = ends.ids.tolist(), starts.tolist(), stops.tolist()
-        rows = self._fetch(ends.shard, "log_span_sizes", *columns, most)
+        rows = self.fetch(ends.shard, "log_span_sizes", *columns, most)
         return [(slot - 1, upto, nbytes) for slot, upto, nbytes in rows]
 
     def move_group(self, group: str, queue: str, offsets: Mapping[int, int]) -> None:
         """Put the cursors of a group at these offsets, by partition id, on the shard where the queue is."""
         columns = list(offsets), [queue] * len(offsets), list(offsets.values())
         for shard in range(len(self._urls)):
-            self._fetch(shard, "mirror_group", group, *columns)
+            self.fetch(shard, "mirror_group", group, *columns)
 
     def connection(self, shard: int) -> ShardConnection:
         if shard >= len(self._urls):
             raise SettingsError(f"databaseUrls has {len(self._urls)} shards, and shard {shard} is wanted")
         return shard_connection(self._urls[shard])
 
-    def _fetch(self, shard: int, name: str, *args: Any) -> list[tuple[Any, ...]]:
+    def fetch(self, shard: int, name: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Run a named statement on a shard, again while PostgreSQL is unavailable."""
         return retry_unavailable(lambda: self.connection(shard).fetch(name, *args), self._grace)
 
     def _check_shards(self, queues: Sequence[str], found: Sequence[Position | QueueEnds]) -> None:
@@ -295,11 +296,11 @@ class ShardLog:
     def check_queues(self, queues: Sequence[str]) -> None:
         """Raises `NotFound` for a queue that is on no shard."""
         known = {
-            name for shard in range(len(self._urls)) for (name,) in self._fetch(shard, "known_queues", list(queues))
+            name for shard in range(len(self._urls)) for (name,) in self.fetch(shard, "known_queues", list(queues))
         }
         absent = [queue for queue in queues if queue not in known]
         if absent and len(self._urls) > 1:
-            arriving = {name for shard in range(len(self._urls)) for _, name, *_ in self._fetch(shard, "arrivals")}
+            arriving = {name for shard in range(len(self._urls)) for _, name, *_ in self.fetch(shard, "arrivals")}
             if arriving & set(absent):
                 raise QueueMoving(f"queue {', '.join(sorted(arriving & set(absent)))} is being moved to another shard")
         if absent:

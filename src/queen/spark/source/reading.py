@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 _WORK_SECONDS: Final = 0.5
 """How long a read works between two pauses. In each, PostgreSQL reads ahead and Spark catches up by what the buffers
 between them hold, a batch or so: with a pause after every batch, most of their work would be done in pauses."""
+_CORES_PER_TASK: Final = 2
+"""What a task at work keeps busy at most: its own process beside PostgreSQL's and Spark's, which work for it."""
 _LONGEST_PAUSE: Final = 60.0
 """Spark may stop a query in between."""
 _FOR_PARSING: Final = ("queue", "partition", "offset", "payload")
@@ -135,7 +137,7 @@ def paced(
 
 
 def _pause(worked: float, share: float) -> float:
-    return min(worked * (1 / share - 1), _LONGEST_PAUSE)
+    return min(worked * _CORES_PER_TASK * (1 / share - 1), _LONGEST_PAUSE)
 
 
 def _check_columns(schema: StructType, own: Sequence[str]) -> None:

@@ -89,7 +89,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: set[int] = set()
         self._last_batch = -math.inf
         if options.limits.max_bytes is not None and not isinstance(self._log, ShardLog):
-            raise SettingsError("maxBytesPerTrigger needs databaseUrls: a server does not tell the sizes of segments")
+            raise SettingsError("maxBytesPerTrigger needs databaseUrls: a server does not report the sizes of segments")
 
     def initialOffset(self) -> dict[str, Any]:
         starting = self._options.starting or LATEST

@@ -42,12 +42,12 @@ class TableReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        log = ShardLog(options.access.database_urls)
+        log = ShardLog(options.access.database_urls, options.access.outage_grace)
         if options.queues:
             log.check_queues(options.queues)
         shards = range(len(options.access.database_urls))
         if options.topic is not None and not any(
-            log.connection(shard).fetch("known_topic", options.namespace, options.topic) for shard in shards
+            log.fetch(shard, "known_topic", options.namespace, options.topic) for shard in shards
         ):
             where = f"namespace {options.namespace!r} has" if options.namespace else "there is"
             raise NotFound(f"{where} no topic {options.topic!r}")
@@ -55,8 +55,11 @@ class TableReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Row]:
         assert isinstance(partition, ShardTask)
-        connection = ShardLog(self._options.access.database_urls).connection(partition.shard)
-        for row in self._rows(connection):
+        access = self._options.access
+        log = ShardLog(access.database_urls, access.outage_grace)
+        # It waits for PostgreSQL until the first rows come; what ends in the middle is the task's to do again.
+        log.fetch(partition.shard, "spark_ping")
+        for row in self._rows(log.connection(partition.shard)):
             yield tuple(row[place] for place in self._places)
 
     def _rows(self, connection: ShardConnection) -> Iterator[Row]:

@@ -1,4 +1,4 @@
--- Ephemeral queues. Those who change one queue come one after the other: each transaction begins with its ring.
+-- Ephemeral queues. Changes of one queue are serialized: each transaction begins with its ring.
 
 -- name: ephemeral_open
 -- Lock the ring of a queue ($1), made if there is none with an epoch ($2); and what the queue was declared with.
@@ -109,7 +109,7 @@ ON CONFLICT (name) DO UPDATE SET options = excluded.options;
 SELECT queue FROM queen.ephemeral_rings WHERE queue = $1 FOR UPDATE;
 
 -- name: ephemeral_clear
--- Remove the ring of a queue with all that belongs to it, its groups too if told so ($2); how many messages it had.
+-- Remove the ring of a queue with all that belongs to it, its groups too if $2; how many messages it had.
 WITH messages AS (DELETE FROM queen.ephemeral_messages WHERE queue = $1),
     leases AS (DELETE FROM queen.ephemeral_leases WHERE queue = $1),
     cursors AS (DELETE FROM queen.ephemeral_cursors WHERE queue = $1),
@@ -139,7 +139,7 @@ ORDER BY 1 LIMIT $2 OFFSET $3;
 -- The partitions of a queue that have messages.
 SELECT partition, count(*) AS length FROM queen.ephemeral_messages WHERE queue = $1 GROUP BY partition ORDER BY partition;
 
--- name: ephemeral_standing
+-- name: ephemeral_group_stats
 -- The groups of a queue: how many messages each has yet to be given, and how many of those it was given are leased.
 SELECT g.name, (
         SELECT count(*) FROM queen.ephemeral_messages m

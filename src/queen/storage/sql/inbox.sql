@@ -62,7 +62,7 @@ DELETE FROM queen.inbox WHERE id = ANY ($1::bigint[]) AND queue <> ALL ($2::text
 RETURNING xid, id, pushed_at, trace_id, count, topic, queue, partition, transaction_ids, body;
 
 -- name: inbox_refuse
--- Put a row aside that can never be appended, and say why.
+-- Quarantine a row that can never be appended, with the reason.
 WITH gone AS (
     DELETE FROM queen.inbox WHERE id = $1 RETURNING *
 ), counted AS (
@@ -108,7 +108,7 @@ WHERE l.locktype = 'relation' AND l.relation = 'queen.inbox'::regclass AND l.mod
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.pid IS DISTINCT FROM pg_backend_pid();
 
--- name: inbox_standing
+-- name: inbox_stats
 -- What waits in the inbox, for how long, and what has left it; a million rows are counted at most.
 SELECT (SELECT count(*) FROM (SELECT FROM queen.inbox LIMIT 1000000) i) AS rows,
     coalesce((SELECT extract(epoch FROM clock_timestamp() - pushed_at) FROM queen.inbox ORDER BY id LIMIT 1), 0)::float8

@@ -164,7 +164,7 @@ LEFT JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.
 
 -- name: conflation_segments
 -- For claims of groups with conflation: where the partition ends, and the last segment of each that begins before an
--- offset ($3), if the group has yet to consume something of it, and nobody else has a lease.
+-- offset ($3), if the group has yet to consume something of it, and no other consumer has a lease.
 SELECT i.slot, p.next_offset, greatest(c.committed, p.floor_offset) AS first_offset, s.base_offset, s.created_at, s.ids,
     s.body
 FROM unnest($1::bigint[], $2::integer[], $3::bigint[]) WITH ORDINALITY AS i (partition_id, group_id, stop, slot)

@@ -57,7 +57,7 @@ JOIN queen.stages s ON s.run = $1 AND s.batch = $2 AND s.attempt = i.attempt AND
 RETURNING 1;
 
 -- name: stage_copy
--- Copy staged segments to where nobody looks for them: $5 and $6 their keys for now, $7 first message id of each.
+-- Copy staged segments to where no reader finds them: $5 and $6 their keys for now, $7 first message id of each.
 INSERT INTO queen.segments (partition_id, base_offset, count, created_at, ids, body)
 SELECT i.partition_id, i.base_offset, s.count, '-infinity', i.first || s.hashes, s.body
 FROM unnest($3::uuid[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])

@@ -5,7 +5,7 @@
 SELECT id FROM queen.queues
 WHERE ($1::text = '' OR name = $1) AND ($2::text = '' OR namespace = $2) AND ($3::text = '' OR task = $3);
 
--- name: queue_standings
+-- name: queue_stats
 -- What each queue (of these ids; null: any) holds. Of several groups, the one furthest behind counts;
 -- for what is `finished`, the one that is furthest. `behind` are the partitions that have something pending, and
 -- `median_behind` is over those of all these queues. Cursors are summed up in the order of their key, along with the

@@ -1,7 +1,7 @@
 -- Timers. A timer that fires is removed and its message appended in one transaction.
 
 -- name: timers_schedule
--- Schedule timers, or schedule them anew; whether each was there before, and when it is due.
+-- Schedule timers, or schedule them again; whether each was there before, and when it is due.
 INSERT INTO queen.timers AS t (queue, key, id, partition, transaction_id, body, deliver_at)
 SELECT i.queue, i.key, i.id, i.partition, i.transaction_id, i.body,
     clock_timestamp() + make_interval(secs => i.delay)
@@ -39,7 +39,7 @@ SELECT count(*) AS found FROM (
     SELECT FROM queen.timers WHERE ($1::text = '' OR queue = $1) AND starts_with(key, $2) LIMIT $3
 ) t;
 
--- name: timers_standing
+-- name: timer_stats
 -- How many timers wait, how many of them are due, and for how many seconds the first of these has been.
 SELECT count(*) AS pending, count(*) FILTER (WHERE deliver_at <= clock_timestamp()) AS due,
     greatest(0, coalesce(extract(epoch FROM clock_timestamp() - min(deliver_at)), 0))::float8 AS lag FROM queen.timers;

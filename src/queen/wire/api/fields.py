@@ -32,7 +32,6 @@ QueueFilter: TypeAlias = Annotated[OptionalName, Meta(description="Only this que
 NamespaceFilter: TypeAlias = Annotated[OptionalName, Meta(description="Only queues of this namespace.")]
 TaskFilter: TypeAlias = Annotated[OptionalName, Meta(description="Only queues of this task.")]
 
-
 Limit: TypeAlias = Annotated[
     int,
     Meta(
@@ -45,8 +44,10 @@ Limit: TypeAlias = Annotated[
 Offset: TypeAlias = Annotated[
     int, Meta(ge=0, le=1 << 53, description="The number of entries to skip.", extra={CLAMPED: True})
 ]
-
-
+WaitMillis: TypeAlias = Annotated[
+    int,
+    Meta(ge=0, description="How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.", extra={CLAMPED: True}),
+]
 Search: TypeAlias = Annotated[OptionalName, Meta(description="Only those with this text in their name, in any case.")]
 Order: TypeAlias = Annotated[
     Literal["asc", "desc"] | None, Meta(description="Ascending or descending; by default as `sort` says.")

@@ -24,7 +24,11 @@ MAGIC: Final = b"QPB1"
 TRANSACTION_MAGIC: Final = b"QTB1"
 MEDIA_TYPE: Final = "application/x-queen-push"
 MOST_BYTES: Final = 64 << 20
-"""What a compressed body may unpack to."""
+"""What a compressed body may unpack to at most."""
+
+_LOOSE_BYTES: Final = 8 << 20
+_MOST_RATIO: Final = 32
+"""What unpacks to more than `_LOOSE_BYTES` has to be worth sending: a few bytes must not cost what megabytes do."""
 
 MOST_ITEMS: Final = 100_000
 MOST_TRANSACTION_ITEMS: Final = 10_000
@@ -101,11 +105,11 @@ def decode_binary_push(body: bytes, most: int = MOST_ITEMS) -> BinaryPush:
     if flags & _FRAMES:
         if flags & (_ZSTD | _TRANSACTIONS):
             raise BadRequest(f"Invalid binary push: flags {flags} exclude each other")
-        items, nbytes = _framed_groups(reader)
+        items, nbytes = _framed_groups(reader, _most_unpacked(body))
     else:
         if flags & _ZSTD:
             length = reader.u32()
-            plain = _unpacked(reader.take(len(body) - reader.at), MOST_BYTES, reader.what)
+            plain = _unpacked(reader.take(len(body) - reader.at), _most_unpacked(body), reader.what)
             if len(plain) != length:
                 raise BadRequest(f"Invalid binary push: it unpacks to {len(plain)} bytes, not {length}")
             reader = _Reader(plain, reader.what, most)
@@ -120,9 +124,32 @@ def decode_binary_transaction(body: bytes) -> tuple[bytes, BinaryPush]:
     reader.take(len(TRANSACTION_MAGIC))
     flags = _flags(reader, _COUNTS)
     head = reader.take(reader.u32())
-    items, nbytes = _framed_groups(reader)
+    items, nbytes = _framed_groups(reader, _most_unpacked(body))
     reader.end()
     return head, BinaryPush(items, nbytes, bool(flags & _COUNTS))
+
+
+def unpacked_bytes(body: bytes) -> int:
+    """How many bytes a binary body says that it unpacks to; 0 where nothing is packed. Raises `BadRequest`."""
+    reader = _Reader(body, "binary transaction" if body.startswith(TRANSACTION_MAGIC) else "binary push")
+    reader.take(len(MAGIC))
+    flags = reader.u8()
+    if body.startswith(TRANSACTION_MAGIC):
+        reader.take(reader.u32())
+    elif flags & _ZSTD:
+        reader.u32()
+        return _content_size(reader.take(len(body) - reader.at), reader.what)
+    elif not flags & _FRAMES:
+        return 0
+    nbytes = 0
+    for _ in range(reader.u32()):
+        reader.text(), reader.text(), reader.u32()
+        nbytes += _content_size(reader.take(reader.u32()), reader.what)
+    return nbytes
+
+
+def _most_unpacked(body: bytes) -> int:
+    return min(MOST_BYTES, max(_LOOSE_BYTES, _MOST_RATIO * len(body)))
 
 
 def _flags(reader: _Reader, known: int) -> int:
@@ -142,13 +169,13 @@ def _groups(reader: _Reader, *, named: bool) -> list[PushItem]:
     return _checked(items)
 
 
-def _framed_groups(reader: _Reader) -> tuple[list[PushItem], int]:
+def _framed_groups(reader: _Reader, most: int) -> tuple[list[PushItem], int]:
     items: list[PushItem] = []
     nbytes = 0
     for group in range(reader.u32()):
         queue, partition, count = reader.text(), reader.text(), reader.count()
         what = f"{reader.what} at group {group}"
-        frames = _Reader(_unpacked(reader.take(reader.u32()), MOST_BYTES - nbytes, what), what)
+        frames = _Reader(_unpacked(reader.take(reader.u32()), most - nbytes, what), what)
         nbytes += len(frames.data)
         for _ in range(count):
             record = _Reader(frames.take(frames.u32()), f"{what}: record at byte {frames.at}")
@@ -163,15 +190,23 @@ def _framed_groups(reader: _Reader) -> tuple[list[PushItem], int]:
 
 def _unpacked(frame: bytes, most: int, what: str) -> bytes:
     """What a zstd frame holds, which has to say how much that is."""
+    size = _content_size(frame, what)
+    if size > most:
+        raise BadRequest(f"Invalid {what}: it unpacks to {size} bytes, and at most {most} are taken")
     try:
-        size = zstandard.frame_content_size(frame)
-        if size < 0:
-            raise BadRequest(f"Invalid {what}: its zstd frame does not say how many bytes it holds")
-        if size > most:
-            raise BadRequest(f"Invalid {what}: it unpacks to {size} bytes, and at most {MOST_BYTES} are taken")
         return zstandard.ZstdDecompressor().decompress(frame, max_output_size=size)
     except zstandard.ZstdError as error:
         raise BadRequest(f"Invalid {what}: {error}") from error
+
+
+def _content_size(frame: bytes, what: str) -> int:
+    try:
+        size = zstandard.frame_content_size(frame)
+    except zstandard.ZstdError as error:
+        raise BadRequest(f"Invalid {what}: {error}") from error
+    if size < 0:
+        raise BadRequest(f"Invalid {what}: its zstd frame does not say how many bytes it holds")
+    return int(size)
 
 
 def _checked(items: list[PushItem]) -> list[PushItem]:

@@ -63,7 +63,7 @@ class EnqueueItem(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ItemRef(msgspec.Struct, forbid_unknown_fields=True):
-    """The item a request is about. `lease_owner`, when it is sent, has to be that of the current lease."""
+    """The item of a request. `lease_owner`, when it is sent, has to be that of the current lease."""
 
     id: int | str
     namespace: NameText

@@ -30,7 +30,7 @@ class Stream:
 
     async def next(self, kind: str) -> Any:
         """The data of the next event of a kind; others are passed over."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(100):
             name = ""
             async for raw in self.answer.content:
                 line = raw.decode().rstrip("\n")

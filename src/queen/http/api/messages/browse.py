@@ -49,7 +49,8 @@ _BULK_EXAMPLE = {"queue": "orders", "filter": {"status": "dead_letter", "where":
     access=Access.READ_ONLY,
     placement=Paged("messages", lambda message: message.created_at),
     summary="List messages",
-    description="Newest first, without payloads; of the last hour unless `from` is sent.",
+    description="Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` "
+    "is sent.",
     query=MessagesQuery,
     returns={200: MessageList},
     errors=DATABASE,
@@ -66,7 +67,7 @@ async def messages(shard: Shard, call: Call[MessagesQuery, None]) -> MessageList
         before=_end_of_minute(query.until),
         count=query.count,
     )
-    return await shard.broker.message_browser.page(wanted, query.limit, query.offset)
+    return await shard.broker.message_browser.page(wanted, query.limit, query.offset, query.preview)
 
 
 @routes.on_shard(

@@ -6,7 +6,7 @@ from queen.http.routing.context import Api
 from queen.http.routing.route import RouteTable
 from queen.http.server.message import Access, Connection, Request, Response
 from queen.http.server.router import upgrade_required
-from queen.wire.api.messages.consume import ConsumeQuery
+from queen.wire.api.messages.messaging import ConsumeQuery
 
 routes = RouteTable("Messaging")
 

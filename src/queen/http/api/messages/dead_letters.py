@@ -84,7 +84,7 @@ async def dead_letter_report(shard: Shard, call: Call[DeadLetterReportQuery, Non
 
 
 def decode_retry(body: bytes) -> Retry:
-    """Which dead letters are meant. Times and names are checked when they are looked for."""
+    """Which dead letters are meant. Times and names are checked when they are used."""
     sent = decode_fields(body, Retry)
     queue = _text(sent, "queue")
     if queue is None:

@@ -168,7 +168,7 @@ def _producer(request: Request, producer: str) -> str | None:
     """Who is noted as the producer, where an administrator says who it was."""
     principal = request.principal
     if principal is None:
-        # Nobody is asked for a token, so nobody is noted.
+        # Without authentication there is no producer to record.
         return None
     if principal.access < Access.ADMIN:
         raise Forbidden("producerSub in the query needs a token with the role admin; all others push for themselves")

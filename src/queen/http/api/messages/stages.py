@@ -13,18 +13,21 @@ from queen.http.routing.route import SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.log.stager import Stager
 from queen.log.stages import Attempt
-from queen.wire.api.messages.stages import AbandonedBatch, PublishedBatch, Staged, StagedPlace
-from queen.wire.push import PushItem
-from queen.wire.shards import Name
-from queen.wire.stages import (
+from queen.wire.api.messages.stages import (
+    AbandonedBatch,
     AttemptRef,
     BatchRef,
     PublishBody,
+    PublishedBatch,
     StageBody,
+    Staged,
+    StagedPlace,
     decode_batch_ref,
     decode_publish,
     decode_stage,
 )
+from queen.wire.push import PushItem
+from queen.wire.shards import Name
 from queen.wire.topics.requests import EnqueueItem
 
 routes = RouteTable("Staging")
@@ -48,7 +51,7 @@ def _decode_piece(body: bytes) -> Piece:
 
 
 async def _place_piece(shards: Any, invoke: Invoke, call: Call[None, Piece]) -> Staged:
-    """Every message is staged on its shard; the writer is told which, and names it to publish."""
+    """Every message is staged on its shard; the response names it, and the writer names it to publish."""
     body, items = call.body
     find = shards.directory.find
     messages: dict[int, list[PushItem]] = {}

@@ -360,8 +360,8 @@ async def seek_partition(shard: Shard, call: Call[None, Seek]) -> PartitionSough
     access=Access.READ_WRITE,
     placement=by_queue(),
     summary="Release the lease of a group on a partition",
-    description="Its messages can be had again at once; no retry is counted. The consumer that holds them is not told, "
-    "and what it acknowledges with this lease from now on is refused.",
+    description="Its messages can be popped again at once; no retry is counted. The consumer that holds them is not "
+    "notified, and what it acknowledges with this lease from now on is refused.",
     body=Release,
     body_required=False,
     returns={200: LeaseReleased},

@@ -46,7 +46,7 @@ routes = RouteTable("State")
 
 
 def _by_queues(queues_of: Callable[[Any], Iterable[str]]) -> Placement:
-    """On the shard of the queues that a body is about, which has to be one."""
+    """On the shard of the queues of a body, which has to be one."""
 
     async def place(shards: ShardRouter, invoke: Invoke, call: Call[None, Any]) -> Any:
         names = [Name.queue(queue) for queue in queues_of(call.body)]
@@ -137,7 +137,7 @@ async def kv_entry(shard: Shard, call: Call[None, None]) -> KvRow:
     placement=_by_queues(lambda operations: [NAMESPACE]),
     id="locks",
     summary="Acquire, renew and release locks",
-    description="A permit expires unless it is renewed, and nobody tells its holder: put its `guard` at `kv` of a "
+    description="A permit expires unless it is renewed, and its holder is not notified: put its `guard` at `kv` of a "
     "transaction, which then happens only while the permit is held.",
     body=LockBody,
     decode=decode_locks,

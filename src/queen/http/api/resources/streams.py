@@ -14,24 +14,22 @@ from queen.http.routing.route import DATABASE, FOUND, SEALED, RouteTable
 from queen.http.server.message import Access
 from queen.wire.api.fields import Error
 from queen.wire.api.resources.streams import (
+    Cycle,
+    CycleBody,
     RegisteredStream,
+    Registration,
+    StateQuery,
     StreamConflict,
     StreamCycleResult,
     StreamDeleted,
     StreamQuery,
     StreamState,
-)
-from queen.wire.ids import partition_number
-from queen.wire.shards import Name
-from queen.wire.streams import (
-    Cycle,
-    CycleBody,
-    Registration,
-    StateQuery,
     decode_cycle,
     decode_registration,
     decode_state_query,
 )
+from queen.wire.ids import partition_number
+from queen.wire.shards import Name
 
 routes = RouteTable("Streams")
 

@@ -14,14 +14,18 @@ from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
 from queen.storage.database import Record
 from queen.wire.api.resources.tasks import (
+    APPLICATION_KEY,
+    WORKER_PREFIX,
+    TaskApplication,
     TaskApplications,
     TaskApplicationsQuery,
     TaskApplicationView,
+    TaskDeclaration,
     TaskView,
+    WorkerReport,
     WorkerView,
 )
 from queen.wire.api.resources.topics import TopicCounts
-from queen.wire.task_apps import APPLICATION_KEY, WORKER_PREFIX, TaskApplication, TaskDeclaration, WorkerReport
 
 routes = RouteTable("Tasks")
 

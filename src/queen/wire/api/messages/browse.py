@@ -46,11 +46,12 @@ class BusStatus(Answer):
 
 
 class MessageInList(_AboutMessage, kw_only=True):
-    """A message without its payload; `queueStatus` is how consumers without a group see it."""
+    """A message with at most the beginning of its payload; `queueStatus` is how consumers without a group see it."""
 
     queue_status: MessageStatus | None
     bus_status: BusStatus
     queue_priority: int
+    preview: str | UnsetType = UNSET
 
 
 class ConsumptionMode(Answer):
@@ -159,6 +160,9 @@ class MessagesQuery(Query):
         default=None, name="to"
     )
     count: Annotated[bool, Meta(description="Whether all that match are counted, or no more than a page takes.")] = True
+    preview: Annotated[
+        int, Meta(ge=0, le=1000, description="With so many characters of each payload's JSON, from its beginning.")
+    ] = 0
     limit: Limit = 200
     offset: Offset = 0
 

@@ -1,4 +1,4 @@
-"""Structs of push, pop, ack, renew and transaction."""
+"""Structs of push, pop, ack, renew, transaction and consume."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid
+from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid, WaitMillis
 from queen.wire.state.kv import KvReason, KvResult
 from queen.wire.state.timers import TimerResult
 
@@ -31,7 +31,7 @@ class PushResult(SnakeAnswer):
 
 
 class PushCounts(Answer):
-    """What became of the items of a binary push that wants no more than that."""
+    """The outcome of the items of a binary push that asks for no more than that."""
 
     count: Count
     queued: Count
@@ -58,7 +58,7 @@ class Popped(Answer):
     """Messages, and the lease that holds their partitions (empty with `autoAck`).
 
     `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
-    the newest message of a partition, `conflation` is true; `conflationConflict` says that the request wants otherwise.
+    the newest message of a partition, `conflation` is true; `conflationConflict`: the request asked otherwise.
     A request that asks for conflation is answered so, without messages, where others are answered 204.
     """
 
@@ -183,7 +183,7 @@ _Batch: TypeAlias = Annotated[
 
 
 class PushQuery(Query):
-    """How messages are stored that somebody else had pushed before."""
+    """How messages are stored that another producer had pushed before."""
 
     producer_sub: Annotated[
         str, Meta(description="Who pushed them, in place of the subject of the token. Needs the role admin.")
@@ -195,17 +195,7 @@ class PopQuery(Query):
 
     batch: _Batch | None = None
     wait: Annotated[bool, Meta(description="Wait for messages when there are none.")] = False
-    timeout: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                description="How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.",
-                extra={CLAMPED: True},
-            ),
-        ]
-        | None
-    ) = None
+    timeout: WaitMillis | None = None
     consumer_group: Annotated[
         OptionalName, Meta(description="The consumer group; without it, all consumers share one position.")
     ] = ""
@@ -249,3 +239,9 @@ class PopQuery(Query):
 
 class NamespacePopQuery(PopQuery):
     """What a pop over the queues of a namespace, of a task, or of both asks for: one of them is required."""
+
+
+class ConsumeQuery(Query):
+    """The token of a client that cannot set headers."""
+
+    token: Annotated[str, Meta(description="A bearer token, for clients that cannot set headers.")] = ""

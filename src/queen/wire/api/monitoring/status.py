@@ -35,7 +35,7 @@ class TimeRange(Answer, rename={"since": "from"}):
 
 
 class ThroughputPoint(Answer):
-    """What happened in one bucket, and how the workers were; process columns are null when nobody sampled them."""
+    """What happened in one bucket, and how the workers were; process columns are null when they were not sampled."""
 
     timestamp: Time
     ingested: Count

@@ -13,7 +13,7 @@ class AuditQuery(Query):
     """Which entries to list."""
 
     actor: str = ""
-    """The subject of whoever did it."""
+    """The subject that did it."""
     action: str = ""
     """What the action begins with, such as `DELETE` or `POST /api/v1/configure`."""
     limit: Limit = 100

@@ -37,7 +37,7 @@ class ShardMove(Body, kw_only=True):
 
 
 class ShardMoved(Answer):
-    """Whether it was elsewhere before; while it is `running`, nobody knows yet."""
+    """Whether it was elsewhere before; while it is `running`, this is not known yet."""
 
     name: str
     to: int

@@ -121,7 +121,7 @@ class ClearQuery(Query):
 
 
 class Deleted(Answer):
-    """`existed` tells whether there was such a queue."""
+    """`existed` says whether there was such a queue."""
 
     deleted: bool
     queue: str
@@ -371,7 +371,7 @@ class SystemUpdated(Answer):
 
 
 class Refreshed(Answer):
-    """Numbers are always read live, so this only tells of how many things they are."""
+    """Numbers are always read live, so this only says of how many objects they are."""
 
     partition: PartitionsUpdated
     queue: QueuesUpdated

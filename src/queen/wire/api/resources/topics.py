@@ -18,6 +18,7 @@ from queen.wire.api.fields import (
     Seconds,
     SnakeAnswer,
     Time,
+    WaitMillis,
 )
 from queen.wire.topics.requests import LONGEST_LEASE
 
@@ -200,17 +201,7 @@ class TopicQuery(NamespaceQuery):
 class _DequeueOptions(NamespaceQuery):
     limit: Annotated[int, Meta(ge=1, le=10_000, description="Items to return at most.", extra={CLAMPED: True})] = 10
     wait: Annotated[bool, Meta(description="Wait for items when there are none.")] = False
-    timeout: (
-        Annotated[
-            int,
-            Meta(
-                ge=0,
-                description="How long to wait, in milliseconds; DEFAULT_TIMEOUT when absent.",
-                extra={CLAMPED: True},
-            ),
-        ]
-        | None
-    ) = None
+    timeout: WaitMillis | None = None
     lease: (
         Annotated[
             float,

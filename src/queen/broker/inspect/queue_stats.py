@@ -16,12 +16,12 @@ LARGE: Final = 10_000
 """Views do not wait until the partitions of a queue of so many are counted."""
 
 
-class Standings:
-    """Rows of `queue_standings`, by the name of the queue. With a cache time of 0 they are counted for each view."""
+class QueueStats:
+    """Rows of `queue_stats`, by the name of the queue. With a cache time of 0 they are counted for each view."""
 
     def __init__(self, database: Database, most_seconds: float) -> None:
         self._database = database
-        self._all = SharedResult(partial(database.fetch, "queue_standings", None), most_seconds)
+        self._all = SharedResult(partial(database.fetch, "queue_stats", None), most_seconds)
         self.keep_warm = self._all.keep_warm
 
     async def __call__(self) -> list[Record]:
@@ -37,7 +37,7 @@ class Standings:
         if not (queue or namespace or task) or self._large(wanted):
             return [row for row in await self() if wanted(row)]
         found = await self._database.fetch("queue_ids", queue, namespace, task)
-        return await self._database.fetch("queue_standings", [row["id"] for row in found])
+        return await self._database.fetch("queue_stats", [row["id"] for row in found])
 
     async def large(self) -> dict[int, Record]:
         """Of those queues alone that have too many partitions for a view to count them, by their ids."""

@@ -8,7 +8,7 @@ import pytest
 
 from queen.errors import SettingsError
 from queen.http.auth.guard import check_security
-from queen.proxy import inside, sessions
+from queen.proxy import server_login, sessions
 from queen.proxy.passwords import hash_password
 from queen.proxy.users import UserStore
 from queen.settings import Settings
@@ -59,7 +59,7 @@ def test_a_login_needs_a_secret() -> None:
 async def test_a_websocket_ends_with_its_session(
     dsn: str, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inside, "_LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(server_login, "_LOOK_SECONDS", 0.05)
     monkeypatch.setattr(sessions, "_LIVE_SECONDS", 0.0)
     api = await start_server(queen_login=True, jwt_secret=SECRET)
     async with (
