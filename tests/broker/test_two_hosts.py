@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from queen.settings import Settings
 from tests.conftest import StartServer
 from tests.support.ageing import until
 from tests.support.api import Api
@@ -105,6 +106,7 @@ async def test_a_waiting_pop_finds_what_the_other_host_stored_without_peers_and_
     start_server: StartServer, tmp_path: Path
 ) -> None:
     """The log of changes is read every second, and says whether anything was written at all."""
+    assert Settings().queen_sync_reconcile_ms < 2000, "what another host stores is promised within two seconds"
     here = await start_server(pop_safety_poll_ms=3_600_000)
     _empty(tmp_path)
     there = await start_server(pop_safety_poll_ms=3_600_000, queen_data_dir=tmp_path / "other")
