@@ -1269,6 +1269,8 @@ async def test_half_a_surrogate_pair_is_no_text_anywhere(site: Site) -> None:
     await site.refuses("POST", "/api/v1/push", push_body("q", b'"\xed\xa0\x80"'), "UTF-8")
     ephemeral = b'{"queue": "q", "messages": [{"payload": {"\xf5": 1}}]}'
     await site.refuses("POST", "/api/v1/ephemeral/push", ephemeral, "UTF-8")
+    value = b'{"operations": [{"op": "put", "ns": "n", "key": "k", "value": "\xd2", "forever": true}]}'
+    await site.refuses("POST", "/api/v1/kv", value, "UTF-8")
     assert await site.contents() == before
 
 

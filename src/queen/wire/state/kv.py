@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 from queen.errors import BadRequest
 from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Page, Pagination, Search, Time
 from queen.wire.decode import decoder, refusal
+from queen.wire.push import check_utf8
 
 MOST_OPERATIONS: Final = 1000
 MOST_KEYS: Final = 1000
@@ -205,6 +206,7 @@ def decode_kv(body: bytes) -> list[KvOperation]:
     """The operations of `POST /api/v1/kv`. Raises `BadRequest` that says which is wrong, and how."""
     try:
         operations: list[KvOperation] = _body(body).operations
+        check_utf8(body)
         if len(operations) > MOST_OPERATIONS:
             raise BadRequest(f"a request has at most {MOST_OPERATIONS} operations, not {len(operations)}")
         for index, operation in enumerate(operations):
