@@ -73,7 +73,7 @@ class Queues:
 
     async def pause_group(self, name: str, group: str, paused: bool) -> bool:
         """The same for one group alone. Raises `NotFound` for a group that no pop has ever named."""
-        if await self._catalog.group(group, create=False) is None:
+        if await self._catalog.existing_group(group) is None:
             raise NotFound("Consumer group not found")
         return await self._pause(name, "pause_group", name, group, paused)
 

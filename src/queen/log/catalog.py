@@ -191,19 +191,22 @@ class Catalog:
                 found[row["id"]] = self._remember_partition(row["id"], row["queue_id"], row["queue_name"], row["name"])
         return found
 
-    async def group(self, name: str, *, create: bool = True) -> int | None:
-        known = self._groups.get(name)
-        if known is not None:
-            return known
-        await self._load_group(name)
-        if create and name not in self._groups:
-            await self._database.fetch("create_group", name)
+    async def group(self, name: str) -> int:
+        """A group, made if it is new."""
+        known = await self.existing_group(name)
+        if known is None:
+            (row,) = await self._database.fetch("create_group", name)
+            known = self._groups[name] = row["id"]
+        return known
+
+    async def existing_group(self, name: str) -> int | None:
+        if name not in self._groups:
             await self._load_group(name)
         return self._groups.get(name)
 
     async def group_on(self, name: str, partition_ids: Collection[int]) -> int:
         """A group, made if it is new and one of the partitions exists; else 0, which none has."""
-        known = await self.group(name, create=False)
+        known = await self.existing_group(name)
         if known is None and await self.partitions_by_id(partition_ids):
             known = await self.group(name)
         return known or 0

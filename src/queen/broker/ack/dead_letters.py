@@ -147,7 +147,7 @@ class DeadLetters:
             return None
         group_id: int | None = None
         if wanted.group is not None:
-            group_id = await self._catalog.group(wanted.group, create=False)
+            group_id = await self._catalog.existing_group(wanted.group)
             if group_id is None:
                 return None
         ids = None if wanted.transaction_ids is None else [storable(id) for id in wanted.transaction_ids]

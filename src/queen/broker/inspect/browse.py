@@ -308,7 +308,7 @@ class MessageBrowser:
     async def _choose(self, wanted: MessageFilter, queues: dict[int, Queue], limit: int, offset: int) -> _Page:
         if not queues:
             return _Page([], 0, mode(queue_mode=False, groups=0))
-        queue_mode = await self._catalog.group(QUEUE_MODE, create=False) or 0
+        queue_mode = await self._catalog.existing_group(QUEUE_MODE) or 0
         since = wanted.since or datetime.now(UTC) - _LISTED_BY_DEFAULT
         if wanted.status is MessageStatus.DEAD_LETTER:
             return await self._choose_dead(wanted, list(queues), since, queue_mode, limit, offset)

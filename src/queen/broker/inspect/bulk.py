@@ -135,7 +135,6 @@ class BulkMessages:
         chosen = await self._choose(selection)
         outcome = _Outcome(chosen)
         group_id = await self._catalog.group(group)
-        assert group_id is not None
         for some in _portions(sorted(chosen.places)):
             stored = await StoredMessages(self._database, self._envelope).read(some, payloads=True)
             readable = self._readable(stored, outcome)

@@ -260,7 +260,7 @@ class Groups:
 
     async def group(self, name: str) -> int | None:
         """The number of a group; None for an unknown one."""
-        return await self._catalog.group(name, create=False)
+        return await self._catalog.existing_group(name)
 
     async def _positions(
         self, groups: Sequence[int], min_seconds: float | None, limit: int | None, offset: int

@@ -94,7 +94,6 @@ class Messages:
         if found.located is None:
             raise NotFound("Message not found")
         group_id = await self._catalog.group(group)
-        assert group_id is not None
         stored = await dead_letter(
             self._database, self._envelope, found.partition, group_id, found.offset, error, 0, found.queue
         )

@@ -58,7 +58,7 @@ class Traces:
         queue = await self._catalog.queue_of(partition) if partition is not None else None
         if partition is None or queue is None:
             raise NotFound("Message not found")
-        group_id = await self._catalog.group(trace.group, create=False)
+        group_id = await self._catalog.existing_group(trace.group)
         offset = await find_offset(
             self._database, self._envelope, self._leases, partition_id, group_id, trace.transaction_id
         )

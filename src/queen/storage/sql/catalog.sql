@@ -38,8 +38,8 @@ FROM queen.partitions p JOIN queen.queues q ON q.id = p.queue_id
 WHERE p.id = ANY($1::bigint[]);
 
 -- name: create_group
--- Make a consumer group if it does not exist yet.
-INSERT INTO queen.groups (name) VALUES ($1) ON CONFLICT (name) DO NOTHING;
+-- The id of a consumer group, which is made if it does not exist: in one statement, since another session may delete it.
+INSERT INTO queen.groups (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = EXCLUDED.name RETURNING id;
 
 -- name: groups_by_names
 -- Ids of consumer groups.
