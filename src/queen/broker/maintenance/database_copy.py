@@ -28,7 +28,7 @@ import msgspec
 from queen.concurrency import BackgroundTasks
 from queen.errors import BadRequest, Conflict, QueenError
 from queen.postgres_tools import failure, find_tool, without_password
-from queen.storage.database import AdvisoryLock, Connection, Database, unavailable_reason
+from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Database, unavailable_reason
 from queen.storage.statements import load_statements
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,6 @@ _SAVE_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 10.0
 _CHUNK: Final = 1 << 18
 _MOST_OUTPUT: Final = 4000
-_UNREACHABLE: Final = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
 _TABLE: Final = re.compile(r'processing data for table "([^"]+)"')
 _NAME: Final = re.compile(r"(?!-)[^\x00-\x1f\x7f]{1,255}")
 _HOST: Final = re.compile(r"(?!-)[^\x00-\x20\x7f,]{1,255}")
@@ -102,11 +101,11 @@ class Target:
                 timeout=_CONNECT_SECONDS,
                 server_settings={"application_name": "queen migration"},
             )
-        except _UNREACHABLE as error:
+        except (asyncpg.PostgresError, ValueError, *UNAVAILABLE_ERRORS) as error:
             raise TargetFailed(unavailable_reason(error)) from error
         try:
             yield connection
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except (asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
             raise TargetFailed(unavailable_reason(error)) from error
         finally:
             connection.terminate()
@@ -314,8 +313,12 @@ class _Copy:
         except asyncio.CancelledError:
             state.status, state.error = "error", "the server was stopped; start again"
             raise
-        except (QueenError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except TargetFailed as error:
+            state.status, state.error = "error", f"the target failed: {error}"
+        except QueenError as error:
             state.status, state.error = "error", str(error)
+        except (asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
+            state.status, state.error = "error", f"the source could not be read: {unavailable_reason(error)}"
         except Exception as error:
             log.exception("migration to %s failed", self._target)
             state.status, state.error = "error", f"internal error: {type(error).__name__}"
