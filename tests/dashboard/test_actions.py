@@ -406,6 +406,16 @@ def test_migration_names_its_target_and_leaves_behind_what_was_chosen(window: Wi
     page.get_by_role("group", name="Traces").get_by_role("button", name="leave").click()
     expect(copy).to_contain_text("--exclude-table-data='queen.trace_names' --dbname=\"$SOURCE\" |")
     assert page.url.endswith("&traces=leave")
+    page.locator("[name=host]").fill("127.0.0.1")
+    page.locator("[name=port]").fill("1")
+    page.locator("[name=password]").fill("correct horse")
+    page.get_by_role("button", name="Test connection").click()
+    expect(page.get_by_role("status").filter(has_text="Connection failed")).to_contain_text("1")
+    shown = page.get_by_label("curl", exact=True)
+    expect(shown).to_contain_text("/api/v1/migration/test-connection")
+    expect(shown).not_to_contain_text("correct horse")
+    expect(page.get_by_role("button", name="Copy everything")).to_be_disabled()
+    assert "correct" not in page.url
 
 
 @pytest.mark.parametrize(("kind", "field"), [("push", "maintenanceMode"), ("pop", "popMaintenanceMode")])

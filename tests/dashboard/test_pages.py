@@ -49,7 +49,7 @@ PAGES = {
     "/system?tab=connections": "GET /api/v1/system/connections",
     "/shards": "What lives where",
     "/maintenance": "Pop maintenance",
-    "/migration?host=db-new&user=shop&audit=leave": "postgresql://shop@db-new:5432/queen?sslmode=require",
+    "/migration?host=db-new&user=shop&audit=leave": "Switch both modes of step 1 on first.",
     "/settings": "NUM_WORKERS",
     "/audit": "POST /api/v1/configure",
 }

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
@@ -41,6 +43,14 @@ async def create_database(postgres: EmbeddedPostgres, template: str = TEMPLATE) 
     finally:
         await admin.close()
     return name
+
+
+def as_target(dsn: str, **changes: Any) -> dict[str, Any]:
+    """A database as the routes for migrations take it."""
+    parts = urlsplit(dsn)
+    query = parse_qs(parts.query)
+    host, port = query["host"][0], query["port"][0]
+    return {"host": host, "port": port, "database": parts.path[1:], "user": str(parts.username)} | changes
 
 
 @asynccontextmanager

@@ -88,4 +88,9 @@ export const ACCESS = {
   'get /api/v1/system/connections': 'admin',
   'post /api/v1/shards/move': 'admin',
   'get /api/v1/shards/moves': 'admin',
+  'post /api/v1/migration/test-connection': 'admin',
+  'post /api/v1/migration/start': 'admin',
+  'get /api/v1/migration/status': 'admin',
+  'post /api/v1/migration/validate': 'admin',
+  'post /api/v1/migration/reset': 'admin',
 } as const

@@ -31,6 +31,8 @@ export interface Call<A = unknown> {
   method: string
   url: string
   body?: unknown
+  /** What is shown in place of a body with a secret. */
+  shown?: unknown
   /** The line of Python that does the same with the client of this project. */
   python?: string
   readonly answer?: A

@@ -3088,6 +3088,112 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/v1/migration/test-connection": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Whether a PostgreSQL can be reached
+         * @description Access: admin.
+         */
+        post: operations["testMigrationTarget"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/migration/start": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Copy everything to another PostgreSQL
+         * @description Replaces the schemas `queen` and `queen_proxy` of the target by a copy of those of this server, with pg_dump and pg_restore on its host. Push and pop maintenance have to be on. The copy goes on when the client disconnects; one that fails leaves no part of it in the target. This server is only read.
+         *
+         *     Access: admin.
+         */
+        post: operations["startMigration"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/migration/status": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * How far the last copy is
+         * @description The same at every worker. A copy whose worker has died is an `error`.
+         *
+         *     Access: admin.
+         */
+        get: operations["getMigrationStatus"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/migration/validate": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Compare the rows of every table with those of the target
+         * @description Tables that servers write also during maintenance (audit log, metrics) are compared with what they held when they were copied; of what was left behind, the target must hold nothing.
+         *
+         *     Access: admin.
+         */
+        post: operations["validateMigration"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/migration/reset": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /**
+         * Forget the last copy
+         * @description Access: admin.
+         */
+        post: operations["resetMigration"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/health": {
         parameters: {
             query?: never;
@@ -3698,6 +3804,16 @@ export interface components {
             namespace: string;
             topic: string;
             options: components["schemas"]["TopicOptions"];
+        };
+        /**
+         * ConnectionTest
+         * @description Whether the target can be reached, and what it is.
+         */
+        ConnectionTest: {
+            success: boolean;
+            message: string;
+            version?: string;
+            error?: string;
         };
         /**
          * Connections
@@ -5136,6 +5252,103 @@ export interface components {
             queueConfig: components["schemas"]["MessageQueue"];
             mode: components["schemas"]["ConsumptionMode"];
             consumerGroups: components["schemas"]["MessageConsumer"][];
+        };
+        /**
+         * MigrationReset
+         * @description The last copy is forgotten.
+         */
+        MigrationReset: {
+            /** @enum {unknown} */
+            status: "idle";
+            message: string;
+        };
+        /**
+         * MigrationStart
+         * @description The target, and what is left behind.
+         */
+        MigrationStart: {
+            /** @default  */
+            host?: string;
+            /** @default 5432 */
+            port?: string | number;
+            /** @default  */
+            database?: string;
+            /** @default  */
+            user?: string;
+            /**
+             * @description Kept nowhere, and shown nowhere.
+             * @default
+             */
+            password?: string;
+            /**
+             * @description Whether TLS is required; it is used where the target has it.
+             * @default false
+             */
+            ssl?: boolean;
+            /**
+             * @default queen
+             * @enum {unknown}
+             */
+            schema?: "queen";
+            /**
+             * @description Groups of tables that start empty: traces, metrics, history, dead_letters, audit.
+             * @default []
+             */
+            excludeTableData?: string[];
+        };
+        /**
+         * MigrationStarted
+         * @description The copy is being made.
+         */
+        MigrationStarted: {
+            /** @enum {unknown} */
+            status: "started";
+            message: string;
+        };
+        /**
+         * MigrationStatus
+         * @description How far the last copy is; outputs are the ends of what pg_dump and pg_restore wrote.
+         */
+        MigrationStatus: {
+            status: string;
+            currentStep: string;
+            elapsedSeconds: number;
+            error?: string;
+            dumpOutput?: string;
+            restoreOutput?: string;
+        };
+        /**
+         * MigrationTarget
+         * @description The PostgreSQL database that everything is copied to.
+         */
+        MigrationTarget: {
+            /** @default  */
+            host?: string;
+            /** @default 5432 */
+            port?: string | number;
+            /** @default  */
+            database?: string;
+            /** @default  */
+            user?: string;
+            /**
+             * @description Kept nowhere, and shown nowhere.
+             * @default
+             */
+            password?: string;
+            /**
+             * @description Whether TLS is required; it is used where the target has it.
+             * @default false
+             */
+            ssl?: boolean;
+        };
+        /**
+         * MigrationValidation
+         * @description The rows of every table here and in the target.
+         */
+        MigrationValidation: {
+            success: boolean;
+            allMatch: boolean;
+            tables: components["schemas"]["TableComparison"][];
         };
         /**
          * Mode
@@ -6895,6 +7108,16 @@ export interface components {
             cacheHitRatio: number;
         };
         /**
+         * TableComparison
+         * @description The rows of one table here and in the target.
+         */
+        TableComparison: {
+            table: string;
+            sourceCount: number;
+            targetCount: number;
+            match: boolean;
+        };
+        /**
          * TableSize
          * @description How much room a table takes.
          */
@@ -7427,6 +7650,14 @@ export interface components {
             events_sent: number;
             events_received: number;
             requests_failed: number;
+        };
+        /**
+         * ValidationFailed
+         * @description Why the tables could not be compared.
+         */
+        ValidationFailed: {
+            success: boolean;
+            error: string;
         };
         /**
          * Wake
@@ -21642,6 +21873,483 @@ export interface operations {
             };
             /** @description The token does not allow this (only when JWT_ENABLED is set). */
             403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    testMigrationTarget: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "host": "db-new.internal",
+                 *       "database": "queen",
+                 *       "user": "queen",
+                 *       "password": "secret",
+                 *       "ssl": true
+                 *     }
+                 */
+                "application/json": components["schemas"]["MigrationTarget"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ConnectionTest"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    startMigration: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "host": "db-new.internal",
+                 *       "database": "queen",
+                 *       "user": "queen",
+                 *       "password": "secret",
+                 *       "ssl": true,
+                 *       "excludeTableData": [
+                 *         "traces"
+                 *       ]
+                 *     }
+                 */
+                "application/json": components["schemas"]["MigrationStart"];
+            };
+        };
+        responses: {
+            /** @description Accepted. */
+            202: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MigrationStarted"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    getMigrationStatus: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MigrationStatus"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    validateMigration: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                /**
+                 * @example {
+                 *       "host": "db-new.internal",
+                 *       "database": "queen",
+                 *       "user": "queen",
+                 *       "password": "secret",
+                 *       "ssl": true
+                 *     }
+                 */
+                "application/json": components["schemas"]["MigrationTarget"];
+            };
+        };
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MigrationValidation"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The body is larger than MAX_BODY_BYTES. */
+            413: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A web page has to send JSON. */
+            415: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description It failed; `error` says why. */
+            500: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["ValidationFailed"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    resetMigration: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["MigrationReset"];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The request contradicts what is stored, or an encrypted message lacks its key. */
+            409: {
                 headers: {
                     [name: string]: unknown;
                 };

@@ -7,7 +7,7 @@ export function asCurl(one: Call): string {
   const parts = ['curl -sS']
   if (one.method !== 'GET') parts.push(`-X ${one.method}`)
   parts.push(quoted(location.origin + one.url))
-  if (one.body !== undefined) parts.push(`\\\n  -d ${quoted(JSON.stringify(one.body))}`)
+  if (one.body !== undefined) parts.push(`\\\n  -d ${quoted(JSON.stringify(one.shown ?? one.body))}`)
   return parts.join(' ')
 }
 
@@ -15,7 +15,7 @@ export function asPython(one: Call): string {
   const origin = pythonValue(location.origin)
   if (one.python)
     return `from queen import Queen\n\nasync with Queen(${origin}) as queen:\n    await ${one.python}`
-  const body = one.body === undefined ? '' : `,\n    json=${pythonValue(one.body, 1)},\n`
+  const body = one.body === undefined ? '' : `,\n    json=${pythonValue(one.shown ?? one.body, 1)},\n`
   return `import requests\n\nrequests.request(\n    ${pythonValue(one.method)},\n    ${pythonValue(
     location.origin + one.url,
   )}${body || ',\n'}).raise_for_status()`

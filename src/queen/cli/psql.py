@@ -9,9 +9,10 @@ from typing import Annotated
 
 import typer
 
-from queen.cli.common.databases import DatabaseUrl, DataDir, find_tool, open_databases, without_password
+from queen.cli.common.databases import DatabaseUrl, DataDir, open_databases
 from queen.cli.common.exits import UserError
 from queen.cli.common.tree import command, group
+from queen.postgres_tools import find_tool, without_password
 
 app = group("Open psql on the database of the server.")
 

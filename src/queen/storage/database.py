@@ -428,6 +428,7 @@ class AdvisoryLock(IntEnum):
     MOVE = 0x5175_6565_6E02
     BECOMING_A_SHARD = 0x5175_6565_6E03
     INBOX = 0x5175_6565_6E04
+    DATABASE_COPY = 0x5175_6565_6E05
 
 
 def can_be_stored(text: str) -> bool:

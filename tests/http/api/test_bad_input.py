@@ -97,6 +97,24 @@ _DEAD_LETTER_FAULTS = {
     '{"queue": "q", "transactionIds": 1}': "transactionIds must be",
     '{"queue": "q", "transactionIds": [1]}': "transactionIds must be",
 }
+_TARGET = '"host": "h", "database": "d", "user": "u"'
+_TARGET_FAULTS = {
+    "{}": "host, database, and user are required",
+    '{"host": "h", "database": "d"}': "host, database, and user are required",
+    '{"host": "", "database": "d", "user": "u"}': "host, database, and user are required",
+    '{"host": null, "database": "d", "user": "u"}': "host must be",
+    '{"host": "-h", "database": "d", "user": "u"}': "host must be",
+    '{"host": "h,other", "database": "d", "user": "u"}': "host must be",
+    r'{"host": "h\n", "database": "d", "user": "u"}': "host must be",
+    '{"host": "h", "database": "--clean", "user": "u"}': "database must have",
+    r'{"host": "h", "database": "d\u0000", "user": "u"}': "database must have",
+    r'{"host": "h", "database": "d", "user": "u\u001b"}': "user must have",
+    f'{{"host": "h", "database": "{_LONG}", "user": "u"}}': "database must have",
+    rf'{{{_TARGET}, "password": "\u0000"}}': "password must",
+    f'{{{_TARGET}, "password": 1}}': "password must",
+    f'{{{_TARGET}, "ssl": "yes"}}': "ssl must be",
+    **{f'{{{_TARGET}, "port": {port}}}': "port must be" for port in ('"0"', '"x"', '"65536"', "-1", '"5432 "', "1.5")},
+}
 _NO_TOPIC = "namespace=nowhere&topic=nowhere"
 _TOPIC_QUERY = {
     "": "namespace is required",
@@ -804,6 +822,19 @@ _SURFACES: dict[str, Surface] = {
         },
     ),
     "GET /api/v1/shards/moves": Surface(),
+    "POST /api/v1/migration/test-connection": Surface(reads_body=True, refused=_TARGET_FAULTS),
+    "POST /api/v1/migration/validate": Surface(reads_body=True, refused=_TARGET_FAULTS),
+    "POST /api/v1/migration/start": Surface(
+        reads_body=True,
+        refused=_TARGET_FAULTS
+        | {
+            f'{{{_TARGET}, "schema": "public"}}': "schema",
+            f'{{{_TARGET}, "excludeTableData": "traces"}}': "excludeTableData must be",
+            f'{{{_TARGET}, "excludeTableData": ["messages"]}}': "allowed: traces, metrics, history",
+        },
+    ),
+    "GET /api/v1/migration/status": Surface(),
+    "POST /api/v1/migration/reset": Surface(),
     "PUT /api/v1/pipeline-declarations": Surface(
         reads_body=True,
         refused={

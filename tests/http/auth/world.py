@@ -8,6 +8,7 @@ from typing import Any
 
 from queen.http.server.message import Route
 from tests.support.api import Answer, Api
+from tests.support.databases import as_target
 from tests.support.topic_api import TopicApi, item, named
 
 SINCE = "2026-01-01T00:00:00Z"
@@ -40,10 +41,13 @@ class Tenant:
         self._attempt = str(uuid.uuid4())
         self._item: dict[str, Any] = {}
         self._dead: dict[str, Any] = {}
+        self._target: dict[str, Any] = {}
 
     async def settle(self, api: Api) -> None:
         """Make all that requests will be about; `api` may do everything."""
         topics = TopicApi(api)
+        assert api.worker is not None
+        self._target = as_target(api.worker.settings.database_dsns[0])
         await api.configure(self.queue, namespace=self.name, task="work", leaseTime=600)
         await api.push(self.queue, 1, 2, 3, ids=[f"{self.name}-{number}" for number in range(3)])
         await api.push(self.queue, "dead", partition="dead", ids=[f"{self.name}-dead"])
@@ -200,6 +204,8 @@ class Tenant:
             "PUT /modes": {"namespace": self.name, "mode": "buffered"},
             "POST /internal/api/notify": {"queue": self.queue},
             "POST /api/v1/shards/move": {"queue": self.queue, "to": 0},
+            # Itself, and in use: it can be tested and compared, and is not copied.
+            **{f"POST /api/v1/migration/{what}": self._target for what in ("test-connection", "start", "validate")},
             "POST /api/v1/pipelines/replay": {"archive": "/nowhere"},
             "PUT /api/v1/pipeline-declarations": self._pipeline(trigger="5 seconds").body,
         }

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
 import typer
 
@@ -24,8 +20,6 @@ DatabaseUrl = Annotated[
     str | None, typer.Option("--database-url", help="The database, as a URL. [DATABASE_URLS, PG_HOST, ...]")
 ]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="The data directory of the server. [QUEEN_DATA_DIR]")]
-
-_VERSION = re.compile(r"\(PostgreSQL\) (\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +70,6 @@ def running_database() -> str:
 
     found = find_postmaster(server_settings(None, None).queen_data_dir / "postgres" / "cluster")
     return found.dsn("postgres") if found is not None else ""
-
-
-def find_tool(name: str, least_version: int) -> Path:
-    """A program of PostgreSQL that can work with a server of this version: installed here, or the embedded one's."""
-    candidates = [Path(found)] if (found := shutil.which(name)) else []
-    candidates += sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), reverse=True)
-    with contextlib.suppress(Exception):
-        from queen.embedded.configuration import find_binaries
-
-        candidates.append(find_binaries(18) / name)
-    for candidate in candidates:
-        if candidate.exists() and _version(candidate) >= least_version:
-            return candidate
-    raise UserError(f"there is no {name} of PostgreSQL {least_version} or newer here; install postgresql-client")
-
-
-def _version(tool: Path) -> int:
-    try:
-        output = subprocess.run([tool, "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    found = _VERSION.search(output)
-    return int(found[1]) if found else 0
-
-
-def without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
-    """The URL without its password, which then is in the environment: other users see the arguments of a process."""
-    parts = urlsplit(dsn)
-    login, at, place = parts.netloc.rpartition("@")
-    user, colon, password = login.partition(":")
-    if not colon:
-        return dsn, {}
-    return urlunsplit(parts._replace(netloc=f"{user}{at}{place}")), {"PGPASSWORD": unquote(password)}
 
 
 async def connected(dsn: str, **options: Any) -> Any:

@@ -30,14 +30,13 @@ from queen.cli.common.databases import (
     DatabaseUrl,
     DataDir,
     connected,
-    find_tool,
     open_databases,
     server_settings,
-    without_password,
 )
 from queen.cli.common.exits import UserError
 from queen.cli.common.output import Column, Output, Progress
 from queen.cli.common.tree import command, group
+from queen.postgres_tools import failure, find_tool, without_password
 
 if TYPE_CHECKING:
     from queen.settings import Settings
@@ -401,8 +400,7 @@ async def _run(tool: Path, arguments: Sequence[str], dsn: str, bar: Progress, gr
         bar.update(completed=_size(grows) or int(time.monotonic() - began))
     _, output = await waiting
     if process.returncode:
-        lines = " ".join(output.decode(errors="replace").split())
-        raise UserError(f"{tool.name} ended with {process.returncode}: {lines[-500:]}")
+        raise UserError(failure(tool, process.returncode, output.decode(errors="replace")))
 
 
 def _size(path: Path | None) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from queen.http.api import openapi
 from queen.http.api.messages import browse, consume, dead_letters, messaging, reading, stages, traces
 from queen.http.api.monitoring import analytics, events, metrics, status
-from queen.http.api.operations import audit, cluster, health, maintenance, pipelines, shards, system
+from queen.http.api.operations import audit, cluster, health, maintenance, migration, pipelines, shards, system
 from queen.http.api.resources import ephemeral, groups, queues, state, streams, tasks, topics
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
@@ -46,6 +46,7 @@ _MODULES: Final = (
     pipelines,
     system,
     shards,
+    migration,
     health,
     openapi,
 )

@@ -19,6 +19,7 @@ from queen.wire.ids import parse_partition_uuid
 
 _MOST_BODY: Final = 8192
 _MOST_POSITIONS: Final = 100
+_HIDDEN: Final = "***"
 # What changes how others work, although it needs no administrator.
 _AUDITED: Final = frozenset(
     {
@@ -152,7 +153,7 @@ class Audit:
         if 400 <= status < 500:
             return
         # Text that is no JSON, or too much of it, is left out rather than cut to something else.
-        after = body.decode(errors="replace") if body and len(body) <= _MOST_BODY and _is_json(body) else None
+        after = _without_passwords(body) if body and len(body) <= _MOST_BODY else None
         try:
             await self._brokers[0].database.fetch(
                 "audit_write",
@@ -189,9 +190,17 @@ def _named_in(body: bytes) -> _Named:
         return _Named()
 
 
-def _is_json(body: bytes) -> bool:
+def _without_passwords(body: bytes) -> str | None:
+    """JSON as it came, but for passwords; None when it is no JSON."""
     try:
-        msgspec.json.decode(body)
+        sent = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return True
+        return None
+    shown = _redacted(sent)
+    return body.decode(errors="replace") if shown == sent else msgspec.json.encode(shown).decode()
+
+
+def _redacted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _HIDDEN if key.lower() == "password" else _redacted(one) for key, one in value.items()}
+    return [_redacted(one) for one in value] if isinstance(value, list) else value

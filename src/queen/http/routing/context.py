@@ -11,6 +11,7 @@ from queen.broker.inspect.groups import Groups
 from queen.broker.inspect.log_reader import LogReader
 from queen.broker.inspect.resources import Resources
 from queen.broker.inspect.seeks import Seeks
+from queen.broker.maintenance.database_copy import DatabaseCopy
 from queen.broker.queues import Queues
 from queen.http.consume.consumers import Consumers
 from queen.http.server.message import Route
@@ -69,6 +70,8 @@ class Api:
     metric_sources: Sequence[MetricSource]
     consumers: Consumers
     live: LiveFeed
+    database_copy: DatabaseCopy
+    """Copies the first shard, where there is no other."""
     key_trouble: Callable[[], str] = lambda: ""
     """Why good tokens may be refused; empty when they are not."""
     keep_bodies: bool = False
