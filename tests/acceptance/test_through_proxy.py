@@ -101,7 +101,8 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
 def results(proxied: Proxied, request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """What came of the scenarios of the published Python client that were chosen."""
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
-    chosen = [item.callspec.params["one"].id for item in tests if "results" in item.fixturenames]
+    scenarios = [item.callspec.params["one"] for item in tests if "results" in item.fixturenames]
+    chosen = [one.id for one in scenarios if isinstance(one, Scenario)]
     python = client_python(_ROOT / ".venv-client")
     urls = json.dumps({Server.MAIN.value: proxied.url})
     command = [str(python), "-m", "tests.acceptance.run", Implementation.PUBLISHED.value, urls]

@@ -193,7 +193,7 @@ async def test_other_routes_make_no_spans(traced: Traced) -> None:
 async def test_without_an_exporter_handlers_serve_as_if_there_were_no_spans(api: Api) -> None:
     assert api.worker is not None
     handlers = {route.pattern: route.handler for route in api.worker.http.router.routes}
-    for pattern, declared in (("/api/v1/push", messaging.push), ("/api/v1/ack", messaging.ack)):
+    for pattern, declared in (("/api/v1/ack", messaging.ack), ("/api/v1/ack/batch", messaging.ack_batch)):
         handler = handlers[pattern]
         assert isinstance(handler, partial)
         assert handler.func is declared

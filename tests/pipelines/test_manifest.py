@@ -17,6 +17,7 @@ import pytest
 
 from queen.pipelines import manifest as module
 from queen.pipelines.errors import ArchiveError
+from queen.pipelines.jobs.compact import compact
 from queen.pipelines.manifest import Manifest, Snapshot
 
 
@@ -177,6 +178,19 @@ def test_a_reader_sees_all_files_of_a_commit_or_none_while_others_write_and_swap
         # Who swaps files gets its turn when nobody reads.
         time.sleep(0.02)
     assert _plain(manifest.root) == _listed(manifest) == sorted([*range(60)] * 2)
+
+
+def test_small_files_of_an_hour_are_joined_up_to_the_wanted_size(manifest: Manifest) -> None:
+    hour = "queue=orders/date=2026-01-01/hour=10"
+    for batch in range(5):
+        manifest.commit("w", batch, *_stage(manifest, (f"{hour}/x.parquet", [2 * batch, 2 * batch + 1])))
+    manifest.commit("w", 5, *_stage(manifest, ("queue=orders/date=2026-01-01/hour=11/x.parquet", [10])))
+    sizes = [file.bytes for file in manifest.snapshot().files]
+    # Two fit into one; the fifth has none to join, and neither has the one of the next hour.
+    done = compact(f"file://{manifest.root}", 2 * max(sizes))
+    assert (done.files_before, done.files_after) == (4, 2)
+    assert len(manifest.snapshot().files) == 4
+    assert _plain(manifest.root) == _listed(manifest) == list(range(11))
 
 
 def test_what_killed_runs_left_behind_is_collected(manifest: Manifest) -> None:

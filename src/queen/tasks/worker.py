@@ -7,7 +7,7 @@ import contextlib
 import inspect
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Any
@@ -155,8 +155,7 @@ class Worker:
         token = _current.set(context)
         try:
             if inspect.iscoroutinefunction(task.function):
-                async with asyncio.timeout(task.settings.timeout):
-                    return await task.function(*step.args, **step.kwargs)
+                return await _within(task.settings.timeout, task.function(*step.args, **step.kwargs))
             inside = copy_context()
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(
@@ -192,6 +191,18 @@ class Worker:
         following.then = rest
         item = {"data": following, "idempotency_key": following.job, "priority": task.settings.priority}
         await self._app.connection.topic(task.topic).enqueue(item)
+
+
+async def _within(seconds: float | None, running: Coroutine[Any, Any, Any]) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await running
+    except TimeoutError as error:
+        # One that the task itself raised says what it was about.
+        if limit.expired():
+            raise TimeoutError(f"took longer than its timeout of {seconds:g} s") from error
+        raise
 
 
 def _as_json(result: Any) -> Any:

@@ -143,9 +143,9 @@ async def test_a_slow_failure_is_logged_with_its_status(
 async def test_without_the_setting_requests_are_served_by_the_handlers_themselves(api: Api) -> None:
     assert api.worker is not None
     handlers = {route.pattern: route.handler for route in api.worker.http.router.routes}
-    handler = handlers["/api/v1/push"]
+    handler = handlers["/api/v1/ack/batch"]
     assert isinstance(handler, partial)
-    assert handler.func is messaging.push
+    assert handler.func is messaging.ack_batch
 
 
 def test_the_log_of_postgres_is_passed_on_without_errors_of_statements(

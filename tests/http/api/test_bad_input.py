@@ -1090,6 +1090,11 @@ async def test_every_route_has_its_bad_input_here(api: Api) -> None:
     for route in api.worker.http.router.routes:
         surface = _SURFACES[f"{route.method} {route.pattern}"]
         assert set(surface.unknown) == set(route.parameters), route
+    # None is left out of the tests below that go through the routes of a kind.
+    routes = {f"{route.method} {route.pattern}": route for route in api.worker.http.router.routes}
+    assert {name for name, route in routes.items() if route.declaration.body is not None} <= set(_WITH_BODY)
+    assert {name for name, route in routes.items() if route.parameters} == set(_WITH_PATH)
+    assert len(_WITH_QUERY) > 50
 
 
 async def test_every_route_refuses_a_bad_body_and_changes_nothing(site: Site) -> None:

@@ -22,7 +22,7 @@ from tests.conftest import StartServer
 from tests.support.api import Api
 from tests.support.database import Connection
 from tests.support.frames import Group, binary_push
-from tests.support.raw_websocket import frame, raw_socket, shake_hands
+from tests.support.raw_websocket import CONTINUATION, TEXT, frame, raw_socket, shake_hands
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -116,6 +116,17 @@ def test_large_bodies_leave_room_for_small_ones() -> None:
         budget.give_back(address, 1000)
     # Nor do small ones fill it without end.
     assert not all(budget.take_in(first, 1000, 1000) for _ in range(10_000))
+
+
+async def test_a_websocket_message_comes_in_fragments_but_not_in_crumbs(api: Api) -> None:
+    async with raw_socket(api.url) as socket:
+        for size, count in ((20, 5000), (1, 5000)):
+            pieces = [b'{"type":"ping","id":"', *[b"x" * size] * count, b'"}']
+            parts = [frame(piece, TEXT if not at else CONTINUATION, last=False) for at, piece in enumerate(pieces[:-1])]
+            socket.write(b"".join(parts) + frame(pieces[-1], CONTINUATION))
+            if size == 20:
+                assert (await socket.next_json())["type"] == "pong"
+        assert await socket.closed() == (1008, "the fragments of the message are too small")
 
 
 async def test_what_bodies_unpack_to_has_a_budget_too(start_server: StartServer) -> None:

@@ -13,8 +13,11 @@ from websockets.protocol import Protocol, State
 
 from queen.http.server.limits import Metered
 
-# How much of what arrived is parsed before others have their turn: it may hold a thousand frames.
-SLICE_BYTES: Final = 32 * 1024
+# How much of what arrived is parsed before others have their turn: it may hold hundreds of frames.
+SLICE_BYTES: Final = 4 * 1024
+# A message in more fragments than this has to have some bytes in each, as the body of a request in its chunks.
+MOST_SMALL_FRAGMENTS: Final = 4096
+SMALL_FRAGMENT_BYTES: Final = 16
 # A message has this long to come, as a request has.
 ARRIVAL_SECONDS: Final = 60.0
 # A client that was sent a close frame has this long to answer it and go.
@@ -67,6 +70,7 @@ class WebSocket(Metered):
         self._transport: asyncio.Transport
         self._unread = bytearray()
         self._partial = bytearray()
+        self._fragments = 0
         self._tail = 0
         self._unfinished_since: float | None = None
         self._slice_due = False
@@ -237,7 +241,11 @@ class WebSocket(Metered):
             self._deliver(bytes(frame.data))
         elif frame.opcode in (Opcode.TEXT, Opcode.CONT):
             self._partial += frame.data
-            if frame.fin:
+            self._fragments += 1
+            if self._fragments > MOST_SMALL_FRAGMENTS and len(self._partial) < self._fragments * SMALL_FRAGMENT_BYTES:
+                self._fail(CloseCode.POLICY_VIOLATION, "the fragments of the message are too small")
+            elif frame.fin:
+                self._fragments = 0
                 whole, self._partial = bytes(self._partial), bytearray()
                 self._deliver(whole)
 
