@@ -11,11 +11,13 @@ from typing import Any
 
 import asyncpg
 
+from queen.errors import Overloaded
 from queen.storage.database import Database, Fetcher, Record
 from queen.wire.ids import partition_uuid
 
 QUEUE_MODE = "__QUEUE_MODE__"
 _MOST_PARTITIONS = 200_000
+_GROUP_ATTEMPTS = 5
 _MOST_GROUPS = 50_000
 
 
@@ -200,6 +202,14 @@ class Catalog:
             await self._database.fetch("create_group", name)
             await self._load_group(name)
         return self._groups.get(name)
+
+    async def ensure_group(self, name: str) -> int:
+        """A group, made if it is new. Raises `Overloaded` when it is deleted again and again meanwhile."""
+        for _ in range(_GROUP_ATTEMPTS):
+            known = await self.group(name)
+            if known is not None:
+                return known
+        raise Overloaded(f"group {name!r} is deleted again and again; nothing was done, try again soon")
 
     async def group_on(self, name: str, partition_ids: Collection[int]) -> int:
         """A group, made if it is new and one of the partitions exists; else 0, which none has."""

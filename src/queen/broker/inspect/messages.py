@@ -93,8 +93,7 @@ class Messages:
         found = await self._finder.find(self._database, partition_id, transaction_id)
         if found.located is None:
             raise NotFound("Message not found")
-        group_id = await self._catalog.group(group)
-        assert group_id is not None
+        group_id = await self._catalog.ensure_group(group)
         stored = await dead_letter(
             self._database, self._envelope, found.partition, group_id, found.offset, error, 0, found.queue
         )

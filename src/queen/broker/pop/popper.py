@@ -376,8 +376,7 @@ class Popper:
             if not wanted and await self._catalog.queue(queue_name) is None:
                 # A group that only ever asked for what does not exist leaves nothing behind.
                 return None
-            group_id = await self._catalog.group(pop.request.group)
-            assert group_id is not None
+            group_id = await self._catalog.ensure_group(pop.request.group)
             since, plain, conflates = await self._subscriptions.place(queue_name, group_id, pop)
             pop.conflates = conflates
             queue = await self._catalog.queue(queue_name)

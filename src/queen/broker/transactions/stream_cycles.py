@@ -107,8 +107,7 @@ class StreamCycles:
         queue = await self._catalog.queue_of(partition)
         if cycle.state and queue is not None and queue.encryption_enabled and not self._envelope.can_encrypt:
             raise TransactionRefused(f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY")
-        group = await self._catalog.group(cycle.group or QUEUE_MODE)
-        assert group is not None
+        group = await self._catalog.ensure_group(cycle.group or QUEUE_MODE)
         return _CycleContext(query, partition, queue, group, _status(cycle.ack))
 
     async def _run(self, cycle: Cycle, context: _CycleContext, subject: str | None) -> StreamCycleResult:
