@@ -25,7 +25,7 @@ from tests.support.api import Api
 from tests.support.array_types import ask_once_for_array_types
 from tests.support.databases import fresh_database, make_template
 from tests.support.proxy import Proxy, proxied
-from tests.support.together import SPARK, ByGroup, rank
+from tests.support.together import SPARK, ByGroup, group_of, rank
 
 # A busy machine is no fault of the code; how long things may take is for the benchmarks to say.
 # The same examples in every run: whether a commit passes is not a matter of luck. `make soak` draws new ones, and many.
@@ -67,20 +67,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if _is_on_spark(item):
-        # xdist adds the name of the group to the test's.
-        item.add_marker(pytest.mark.xdist_group(SPARK))
+    if SPARK in getattr(item, "fixturenames", ()) and group_of(item.nodeid) != SPARK:
+        raise pytest.UsageError(f"{item.nodeid} uses Spark: name its module in tests/support/together.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: rank(item.nodeid, _is_on_spark(item)))
+    items.sort(key=lambda item: rank(item.nodeid))
     for item in items:
         if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
             item.obj = _in_time(item.obj, item.get_closest_marker("timeout"))
-
-
-def _is_on_spark(item: pytest.Item) -> bool:
-    return SPARK in getattr(item, "fixturenames", ())
 
 
 def pytest_collection_finish() -> None:

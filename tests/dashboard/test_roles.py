@@ -161,7 +161,7 @@ def test_limited_token_sees_the_state_of_its_queues_alone(browser: Browser, toke
     expect(dialog).to_be_hidden()
     expect(page.get_by_role("table", name="Keys").get_by_text("seen")).to_be_visible()
     follow(page, "/state")
-    expect(page.get_by_role("alert").get_by_text("about all queues")).to_be_visible()
+    expect(page.get_by_role("alert").get_by_text("concerns all queues")).to_be_visible()
     follow(page, "/state?tab=timers&queue=mine")
     expect(page.get_by_text("No timer matches")).to_be_visible()
     follow(page, "/state?ns=others")

@@ -156,7 +156,7 @@ class Walk:
         ended = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", code],
             cwd=self.directory,
-            env=os.environ | {"PATH": path, "QUEEN_URL": self.url},
+            env=os.environ | {"PATH": path, "QUEEN_URL": self.url, "QUEEN_SERVER": self.url},
             capture_output=True,
             text=True,
             timeout=_SHELL_SECONDS,

@@ -133,7 +133,7 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
         (("rollup", "--every", "often"), "--every often: expected a length of time"),
         (("rollup", "--until", "soon"), "--until soon: expected a time"),
         (("dlq-report", "--from", "yesterday"), "--from yesterday: expected a time"),
-        (("reconcile", "."), ". is no archive; make one with"),
+        (("reconcile", "."), ". is not an archive; make one with"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line(

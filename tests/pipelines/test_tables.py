@@ -368,7 +368,7 @@ def test_packages_that_are_missing_are_named(kind: Format, tmp_path: Path, monke
     for name in (*hidden, package):
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"queen.pipelines.tables.{kind.value}", raising=False)
-    with pytest.raises(TablesMissing, match=rf"needs {package}.*: pip install 'queen-broker\[tables\]'"):
+    with pytest.raises(TablesMissing, match=rf"needs {package}.*: pip install '\.\[tables\]' in a clone"):
         open_table(kind, Location.parse(str(tmp_path / "t")))
 
 

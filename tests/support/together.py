@@ -12,9 +12,19 @@ if TYPE_CHECKING:
 SPARK: Final = "spark"
 """Tests on one session. Spark gives the process of a stream ten seconds to start, which a second JVM would take."""
 
-TOGETHER: Final = {
+_SPARK_MODULES: Final = (
+    *(f"tests/pipelines/test_{name}.py" for name in ("archive", "jobs", "kills", "lineage", "queries", "queues")),
+    *(f"tests/pipelines/test_{name}.py" for name in ("remedies", "steps", "table_readers", "tables")),
+    "tests/spark/sink/test_writers.py",
+    *(f"tests/spark/source/test_{name}.py" for name in ("batch", "server_log", "stream", "tables")),
+    "tests/spark/test_documentation.py",
+    "tests/spark/test_kill_driver.py",
     # It starts a JVM of its own, beside which the shared one would be slow.
-    "tests/pipelines/test_commands.py": SPARK,
+    "tests/pipelines/test_commands.py",
+)
+
+TOGETHER: Final = {
+    **dict.fromkeys(_SPARK_MODULES, SPARK),
     # All scenarios of a client are one run.
     "tests/acceptance/": "acceptance",
     # One server and one Prometheus.
@@ -53,9 +63,9 @@ LONG: Final = (
 """Tests of many seconds each come before the thousands of short ones: else one of them would be the last of a run."""
 
 
-def rank(nodeid: str, on_spark: bool) -> int:
+def rank(nodeid: str) -> int:
     """Where a test stands in a run: groups in their order, then long tests, then all others."""
-    group = SPARK if on_spark else group_of(nodeid)
+    group = group_of(nodeid)
     if group in _GROUPS:
         return _GROUPS.index(group)
     return len(_GROUPS) + (not nodeid.startswith(LONG))
@@ -63,8 +73,6 @@ def rank(nodeid: str, on_spark: bool) -> int:
 
 def group_of(nodeid: str) -> str:
     """The group of a test; one that is in none is its own."""
-    if nodeid.endswith(f"@{SPARK}"):
-        return SPARK
     return next((group for prefix, group in TOGETHER.items() if nodeid.startswith(prefix)), nodeid)
 
 

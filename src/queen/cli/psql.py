@@ -24,7 +24,7 @@ _LEAST_VERSION = 13
     "psql",
     example="""
 queen psql
-queen psql --command "SELECT queen.push('orders', null, '{}')"
+queen psql --command '\\dt queen.*'
 queen psql < report.sql
 """,
 )
