@@ -16,11 +16,12 @@ import psutil
 from tests.campaign.client import Recorder
 from tests.campaign.faults import KINDS, Fault, Lane, NotNow, lanes, lanes_of, schedule, storm_schedule, takes_host_down
 from tests.campaign.history import Call, History, Violation
-from tests.campaign.site import Site
+from tests.campaign.site import Node, Site
 from tests.support.ageing import until
 
 _RECOVERY_SECONDS = 60.0
 _LONGEST_SECONDS = 180.0
+_INIT_SECONDS = 0.5
 _MOST_AT_ONCE = 3
 _CALM_SECONDS = 10.0
 _STORM_SECONDS = 25.0
@@ -57,14 +58,40 @@ class Nemesis:
 
     async def run(self, seconds: float) -> None:
         """Until the time is over, and everything that was harmed is whole."""
-        give_up = time.monotonic() + seconds
+        watching = asyncio.create_task(self._start_what_has_ended())
+        try:
+            await self._run(time.monotonic() + seconds)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        for probe in self._probes:
+            await probe.close()
+
+    async def _run(self, give_up: float) -> None:
         if not self._with_storms:
             await self._calm(give_up)
         while self._storms and time.monotonic() < give_up:
             await self._calm(min(give_up, time.monotonic() + _CALM_SECONDS))
             await self._storm(min(give_up, time.monotonic() + _STORM_SECONDS))
-        for probe in self._probes:
-            await probe.close()
+
+    async def _start_what_has_ended(self) -> None:
+        """As an init system does. Without room on its disk PostgreSQL ends; commits wait for a standby that has."""
+        while True:
+            await asyncio.sleep(_INIT_SECONDS)
+            for node in self._site.nodes:
+                if node.has_ended:
+                    async with self._locks[Lane("postgres")]:
+                        await self._start(node)
+
+    async def _start(self, node: Node) -> None:
+        if not node.has_ended:
+            return
+        call = self._history.begin("nemesis", "start", {"node": node.directory.name})
+        try:
+            await node.start_again()
+        except TimeoutError as error:
+            self.violations.append(Violation("site", "not healed", f"PostgreSQL does not start: {error}", (call,)))
+        call.ended = self._history.now()
 
     async def _calm(self, give_up: float) -> None:
         async with asyncio.TaskGroup() as group:

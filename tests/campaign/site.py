@@ -92,6 +92,11 @@ class Node:
                     return await self.start()
                 await asyncio.sleep(0.2)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started and runs no more."""
+        return bool(self._dsn) and not self.server.running
+
     def processes(self) -> list[psutil.Process]:
         """Of a running server, the postmaster first."""
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import msgspec
+
 from tests.acceptance.served import served
-from tests.campaign.fuzz import SETTINGS, Mutator, fuzz, is_complete
+from tests.campaign.fuzz import SETTINGS, Mutator, fuzz, is_complete, is_framed
 
 
 async def test_mutated_requests_and_frames_never_harm_the_server(tmp_path: Path) -> None:
@@ -34,3 +36,21 @@ def test_a_request_that_does_not_end_need_not_be_answered() -> None:
     assert not is_complete(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nab")
     assert not is_complete(b"POST / HTTP/1.1\r\nContent-Length: 3\r\n")
     assert not is_complete(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nab")
+
+
+def test_a_connection_is_kept_only_after_a_request_whose_end_both_sides_know() -> None:
+    head = b"POST /a?b=%00 HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+    assert is_framed(head + b"2\r\n\r\n{}")
+    assert not is_framed(head + b"3\r\n\r\n{}")
+    assert not is_framed(head + b"2\r\nExpect: 100-continue\r\n\r\n{}")
+    assert not is_framed(head.replace(b"POST", b"HEAD") + b"2\r\n\r\n{}")
+    assert not is_framed(head.replace(b"?", b" ") + b"2\r\n\r\n{}")
+
+
+def test_documents_are_mutated_into_other_documents() -> None:
+    document = b'{"items":[{"queue":"q","payload":{"a":[1,2]}}],"options":{}}'
+    mutator = Mutator(random.Random(1), [b"GET / HTTP/1.1\r\n\r\n"])
+    made = {mutator.mutate_json(document) for _ in range(2000)}
+    assert len(made) > 300
+    for one in made:
+        msgspec.json.decode(one)
