@@ -22281,24 +22281,13 @@ export interface operations {
                     "application/json": components["schemas"]["Error"];
                 };
             };
-            /** @description It failed; `error` says why. */
-            500: {
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
                 headers: {
                     [name: string]: unknown;
                 };
                 content: {
                     "application/json": components["schemas"]["ValidationFailed"];
-                };
-            };
-            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
-            503: {
-                headers: {
-                    /** @description Seconds to wait. */
-                    "Retry-After"?: number;
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Error"];
                 };
             };
         };

@@ -10,7 +10,6 @@ import pytest
 
 from queen.storage.statements import load_statements
 from tests.conftest import StartServer
-from tests.support.ageing import broker_of
 from tests.support.api import Answer, Api, payloads
 from tests.support.database import Connection, dead_letters, expire_leases, stored_ids, stored_messages
 
@@ -548,21 +547,3 @@ async def test_a_deleted_query_is_forgotten_with_its_state_and_its_cycles_are_re
     assert again.status == 200
     assert again.body["fresh"]
     assert again.body["query_id"] != query
-
-
-async def test_a_group_that_is_deleted_while_it_is_made_is_made_again(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    catalog = broker_of(api).catalog
-    load, vain = catalog._load_group, 4
-
-    async def find_nothing_at_first(name: str) -> None:
-        nonlocal vain
-        vain -= 1
-        if vain < 0:
-            await load(name)
-
-    monkeypatch.setattr(catalog, "_load_group", find_nothing_at_first)
-    await api.push("q", 1)
-    assert len(await api.pop("q", consumerGroup="new")) == 1
-    assert vain < 0

@@ -54,7 +54,6 @@ _REFUSALS: Final = {
     413: "The body is larger than MAX_BODY_BYTES.",
     426: "This route takes WebSocket connections only.",
     429: "Too many requests, or a quota is used up; try again after `Retry-After`.",
-    500: "It failed; `error` says why.",
     503: "PostgreSQL is unavailable or overloaded; try again after `Retry-After`.",
 }
 

@@ -100,7 +100,7 @@ async def migration_status(api: Api, call: Call[None, None]) -> MigrationStatus:
     "held when they were copied; of what was left behind, the target must hold nothing.",
     body=MigrationTarget,
     body_example=_EXAMPLE,
-    returns={200: MigrationValidation, 500: ValidationFailed},
+    returns={200: MigrationValidation, 503: ValidationFailed},
     errors=(409, 503),
 )
 async def validate_migration(api: Api, call: Call[None, MigrationTarget]) -> MigrationValidation | Reply:
@@ -108,7 +108,7 @@ async def validate_migration(api: Api, call: Call[None, MigrationTarget]) -> Mig
     try:
         compared = await _copy(api).compare(target)
     except TargetFailed as error:
-        return Reply(500, ValidationFailed(False, f"the target cannot be read: {error}"))
+        return Reply(503, ValidationFailed(False, f"the target cannot be read: {error}"))
     tables = [TableComparison(one.table, one.source, one.target, one.match) for one in compared]
     return MigrationValidation(True, all(one.match for one in tables), tables)
 
