@@ -391,7 +391,7 @@ class AdminCalls(Generic[Answer]):
 
     def reset_migration(self) -> Answer:
         """Forget the last copy to another PostgreSQL."""
-        return self._send("POST", "/api/v1/migration/reset")
+        return self._send("POST", "/api/v1/migration/reset", None)
 
     def get_maintenance_mode(self) -> Answer:
         """Whether pushes are being spooled."""

@@ -53,6 +53,8 @@ _SAVE_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 10.0
 _CHUNK: Final = 1 << 18
 _MOST_OUTPUT: Final = 4000
+_FAILED: tuple[type[BaseException], ...] = (asyncpg.PostgresError, *UNAVAILABLE_ERRORS)
+_UNREACHABLE: tuple[type[BaseException], ...] = (ValueError, *_FAILED)
 _TABLE: Final = re.compile(r'processing data for table "([^"]+)"')
 _NAME: Final = re.compile(r"(?!-)[^\x00-\x1f\x7f]{1,255}")
 _HOST: Final = re.compile(r"(?!-)[^\x00-\x20\x7f,]{1,255}")
@@ -101,11 +103,11 @@ class Target:
                 timeout=_CONNECT_SECONDS,
                 server_settings={"application_name": "queen migration"},
             )
-        except (asyncpg.PostgresError, ValueError, *UNAVAILABLE_ERRORS) as error:
+        except _UNREACHABLE as error:
             raise TargetFailed(unavailable_reason(error)) from error
         try:
             yield connection
-        except (asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
+        except _FAILED as error:
             raise TargetFailed(unavailable_reason(error)) from error
         finally:
             connection.terminate()
@@ -317,7 +319,7 @@ class _Copy:
             state.status, state.error = "error", f"the target failed: {error}"
         except QueenError as error:
             state.status, state.error = "error", str(error)
-        except (asyncpg.PostgresError, *UNAVAILABLE_ERRORS) as error:
+        except _FAILED as error:
             state.status, state.error = "error", f"the source could not be read: {unavailable_reason(error)}"
         except Exception as error:
             log.exception("migration to %s failed", self._target)

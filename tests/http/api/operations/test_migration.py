@@ -194,7 +194,12 @@ async def test_a_copy_without_its_snapshot_fails_with_the_cause(api: Api, connec
         )
         failed = await ended(api)
     assert failed["status"] == "error"
-    assert failed["error"].startswith("the source could not be read: ")
+
+    # The lock is free a moment before the worker has stored why it stopped.
+    async def caused() -> bool:
+        return str((await status(api))["error"]).startswith("the source could not be read: ")
+
+    await until(caused)
 
 
 async def test_refused_targets(api: Api, connection: Connection, target: str, dsn: str) -> None:
