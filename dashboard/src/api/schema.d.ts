@@ -7652,14 +7652,6 @@ export interface components {
             requests_failed: number;
         };
         /**
-         * ValidationFailed
-         * @description Why the tables could not be compared.
-         */
-        ValidationFailed: {
-            success: boolean;
-            error: string;
-        };
-        /**
          * Wake
          * @description The queue, or the partition of it, whose waiting pops look for messages.
          */
@@ -22284,10 +22276,12 @@ export interface operations {
             /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
             503: {
                 headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
                     [name: string]: unknown;
                 };
                 content: {
-                    "application/json": components["schemas"]["ValidationFailed"];
+                    "application/json": components["schemas"]["Error"];
                 };
             };
         };

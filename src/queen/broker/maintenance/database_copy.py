@@ -45,6 +45,7 @@ EXCLUDABLE: Final[Mapping[str, tuple[str, ...]]] = {
 _WRITTEN_AT_REST: Final = frozenset(
     {*EXCLUDABLE["metrics"], *EXCLUDABLE["audit"], "topic_nodes", "queen_proxy.sessions"}
 )
+_RUNNING: Final = ("dumping", "restoring")
 SCHEMA: Final = "queen"
 _SCHEMAS: Final = (f"--schema={SCHEMA}", "--schema=queen_proxy")
 # Workers read the maintenance modes several times a second; one that did not hear of them stores pushes until then.
@@ -214,7 +215,7 @@ class DatabaseCopy:
         if not rows:
             return CopyState()
         state = msgspec.json.decode(rows[0]["state"], type=CopyState)
-        if state.status not in ("dumping", "restoring"):
+        if state.status not in _RUNNING:
             return state
         if rows[0]["running"]:
             state.elapsed += rows[0]["age"]
@@ -225,11 +226,9 @@ class DatabaseCopy:
 
     async def reset(self) -> None:
         """Forget the last copy. Raises `Conflict` while one runs."""
-        async with self._database.transaction() as transaction:
-            (row,) = await transaction.fetch("janitor_vacant", AdvisoryLock.DATABASE_COPY)
-            if not row["vacant"]:
-                raise Conflict("Cannot reset while migration is in progress")
-            await transaction.fetch("copy_save_state", msgspec.json.encode(CopyState()).decode())
+        if (await self.state()).status in _RUNNING:
+            raise Conflict("Cannot reset while migration is in progress")
+        await self.save(CopyState())
 
     async def compare(self, target: Target) -> list[Compared]:
         """The rows of every table, here and in the target. Raises `TargetFailed`."""
@@ -397,7 +396,8 @@ class _Copy:
                 restore.stdin.write(chunk)
                 await restore.stdin.drain()
                 self._copied += len(chunk)
-        except (BrokenPipeError, ConnectionResetError):
+        except (BrokenPipeError, ConnectionResetError, RuntimeError):
+            # uvloop's own error for a pipe that it knows to be closed is a RuntimeError.
             code = await restore.wait()
             raise CopyFailed(failure(self._restore_tool, code, _text(restore_output))) from None
         if code := await dump.wait():

@@ -8,7 +8,7 @@ from msgspec import UNSET
 
 from queen.broker.maintenance.database_copy import DatabaseCopy, Target, TargetFailed
 from queen.errors import BadRequest, Conflict
-from queen.http.routing.call import Call, Reply
+from queen.http.routing.call import Call
 from queen.http.routing.context import Api
 from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
@@ -21,7 +21,6 @@ from queen.wire.api.operations.migration import (
     MigrationTarget,
     MigrationValidation,
     TableComparison,
-    ValidationFailed,
 )
 
 routes = RouteTable("System")
@@ -100,15 +99,15 @@ async def migration_status(api: Api, call: Call[None, None]) -> MigrationStatus:
     "held when they were copied; of what was left behind, the target must hold nothing.",
     body=MigrationTarget,
     body_example=_EXAMPLE,
-    returns={200: MigrationValidation, 503: ValidationFailed},
+    returns={200: MigrationValidation},
     errors=(409, 503),
 )
-async def validate_migration(api: Api, call: Call[None, MigrationTarget]) -> MigrationValidation | Reply:
+async def validate_migration(api: Api, call: Call[None, MigrationTarget]) -> MigrationValidation:
     target = _target(call.body, "target ")
     try:
         compared = await _copy(api).compare(target)
     except TargetFailed as error:
-        return Reply(503, ValidationFailed(False, f"the target cannot be read: {error}"))
+        raise BadRequest(f"the target cannot be read: {error}") from error
     tables = [TableComparison(one.table, one.source, one.target, one.match) for one in compared]
     return MigrationValidation(True, all(one.match for one in tables), tables)
 

@@ -74,13 +74,6 @@ class MigrationValidation(Answer):
     tables: list[TableComparison]
 
 
-class ValidationFailed(Answer):
-    """Why the tables could not be compared."""
-
-    success: bool
-    error: str
-
-
 class MigrationReset(Answer):
     """The last copy is forgotten."""
 
