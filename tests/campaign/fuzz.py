@@ -465,12 +465,14 @@ class _Connection:
         return 0
 
     async def ask_all(self, requests: bytes) -> list[int]:
-        """The statuses of whatever is answered until the connection ends."""
+        """The statuses of whatever is answered until the connection ends, or a stream begins that does not."""
         reader = await self._send(requests)
         statuses: list[int] = []
+        stays = True
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            while not reader.at_eof():
-                statuses.append((await _read_answer(reader))[0])
+            while stays and not reader.at_eof():
+                status, stays = await _read_answer(reader)
+                statuses.append(status)
         return statuses
 
     async def _send(self, request: bytes) -> asyncio.StreamReader:
