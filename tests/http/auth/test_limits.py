@@ -116,6 +116,32 @@ def test_large_bodies_leave_room_for_small_ones() -> None:
         budget.give_back(address, 1000)
     # Nor do small ones fill it without end.
     assert not all(budget.take_in(first, 1000, 1000) for _ in range(10_000))
+    # Those that have come as a whole have room beside those that may never end, and it has an end, too.
+    assert budget.take_in(first, 1000, 1000, whole=True)
+    assert not all(budget.take_in(first, 1000, 1000, whole=True) for _ in range(10_000))
+
+
+async def test_messages_that_never_end_leave_room_for_small_pushes(start_server: StartServer) -> None:
+    api = await start_server(queen_memory_mb=64)
+    assert api.worker is not None
+    budget = api.worker.http.budget
+    room = budget.limits.incoming_bytes_per_address
+    async with AsyncExitStack() as stack:
+        # After the first of them, each is small enough for the room that is left.
+        sizes = [room // 8] * 8 + [60_000] * 8 + [4000] * 32
+        sockets = [await stack.enter_async_context(raw_socket(api.url)) for _ in sizes]
+        async with asyncio.timeout(30):
+            for size, socket in zip(sizes, sockets, strict=True):
+                expected = budget.incoming + size
+                socket.write(frame(bytes(size))[:-1])
+                refused = budget.refused["incoming"]
+                await until(lambda: budget.incoming >= expected or budget.refused["incoming"] > refused)  # noqa: B023
+        assert budget.refused["incoming"]
+        # And what still comes of a message that was refused takes no room.
+        for socket in sockets:
+            socket.write(bytes(room // 8))
+        for _ in range(20):
+            await api.push("q", "x" * 2000)
 
 
 async def test_a_websocket_message_comes_in_fragments_but_not_in_crumbs(api: Api) -> None:

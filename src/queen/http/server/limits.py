@@ -94,7 +94,7 @@ class Budget:
         if not address.connections:
             self.addresses.pop(peer, None)
 
-    def take_in(self, address: Address, nbytes: int, own: int) -> bool:
+    def take_in(self, address: Address, nbytes: int, own: int, *, whole: bool = False) -> bool:
         """Count bytes of a request of which there are `own` by now; whether there was room for them.
 
         They are counted even if not. A request is refused for what others hold, too, and not for its size alone.
@@ -105,8 +105,8 @@ class Budget:
             return True
         limits = self.limits
         return not (
-            _is_crowded(self.incoming, own, limits.incoming_bytes)
-            or _is_crowded(address.incoming, own, limits.incoming_bytes_per_address)
+            _is_crowded(self.incoming, own, limits.incoming_bytes, whole)
+            or _is_crowded(address.incoming, own, limits.incoming_bytes_per_address, whole)
         )
 
     def give_back(self, address: Address, nbytes: int) -> None:
@@ -123,10 +123,11 @@ class Budget:
         return self.outgoing > self.alarm and address.outgoing > self.alarm
 
 
-def _is_crowded(held: int, own: int, limit: int) -> bool:
+def _is_crowded(held: int, own: int, limit: int, whole: bool) -> bool:
     if own <= _SMALL_BYTES:
-        # Large bodies that fill the room to its last byte leave some for small ones.
-        limit += limit // 8
+        # Large bodies that fill the room to its last byte leave some for small ones, and those that never end leave some
+        # for those that have come as a whole.
+        limit += limit // 4 if whole else limit // 8
     return held > limit and held - own > limit // 2
 
 

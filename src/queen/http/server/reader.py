@@ -228,7 +228,8 @@ class RequestReader:
             request = Request(method, path, params, query, known.headers, data[end:], self._peer, route, args)
             self._waiting_bytes += known.body_bytes
             self.pending.append((request, handler, b"", None))
-            if known.body_bytes and not self._budget.take_in(self._address, known.body_bytes, known.body_bytes):
+            nbytes = known.body_bytes
+            if nbytes and not self._budget.take_in(self._address, nbytes, nbytes, whole=True):
                 self._refuse_waiting()
             return
         before = len(self.pending)
@@ -405,7 +406,8 @@ class RequestReader:
             self._body += piece
         self.body_bytes += len(piece)
         self._pieces += 1
-        if not self._budget.take_in(self._address, len(piece), self.body_bytes):
+        whole = self._head.get(b"content-length") == b"%d" % self.body_bytes
+        if not self._budget.take_in(self._address, len(piece), self.body_bytes, whole=whole):
             self._refuse_waiting()
             return
         if self._pieces > MOST_SMALL_CHUNKS and self.body_bytes < self._pieces * SMALL_CHUNK_BYTES:

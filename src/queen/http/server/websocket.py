@@ -221,7 +221,9 @@ class WebSocket(Metered):
         for event in events:
             if self._ended_at is None and isinstance(event, Frame):
                 self._take_frame(event)
-        if (held := self._tail + len(self._partial)) or self._unfinished_since is not None:
+        if self._ended_at is not None:
+            self._tail = 0  # What still comes is dropped.
+        elif (held := self._tail + len(self._partial)) or self._unfinished_since is not None:
             self._meter_unfinished(held)
         self._flush()
         self._notice_end()
@@ -231,7 +233,7 @@ class WebSocket(Metered):
             self._unfinished_since = None
         elif self._unfinished_since is None:
             self._unfinished_since = asyncio.get_running_loop().time()
-        if self.unfinished is not None and not self.unfinished.set(held) and self._ended_at is None:
+        if self.unfinished is not None and not self.unfinished.set(held):
             self._fail(CloseCode.TRY_AGAIN_LATER, "the server holds too many messages that have not all come")
 
     def _take_frame(self, frame: Frame) -> None:
