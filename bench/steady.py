@@ -2,7 +2,7 @@
 
 python bench/steady.py                       an hour, 1000 messages a second
 python bench/steady.py --seconds 300 --rate 4000 --no-hold
-python bench/steady.py --no-hold --rate 30000 --partitions 100000 --retention 60      a day in an hour
+python bench/steady.py --no-hold --rate 30000 --messages 100 --partitions 100000 --retention 60      a day in an hour
 """
 
 import asyncio
@@ -55,6 +55,7 @@ class Sample(msgspec.Struct, frozen=True):
 def main(
     seconds: Annotated[int, typer.Option(help="Length of the run.")] = 3600,
     rate: Annotated[int, typer.Option(help="Messages pushed, popped and acknowledged a second.")] = 1000,
+    messages: Annotated[int, typer.Option(help="Messages of one push.")] = 10,
     partitions: Annotated[int, typer.Option(help="Partitions they are spread over.")] = 4,
     hold: Annotated[bool, typer.Option(help="Keep a transaction open elsewhere in the database.")] = True,
     retention: Annotated[int, typer.Option(help="Remove what was consumed after so many seconds; 0: keep it.")] = 0,
@@ -62,7 +63,7 @@ def main(
 ) -> None:
     """Pushes, pops and acknowledges at a steady pace, looks at latencies, memory and table sizes every 20 seconds, and
     draws them. With --hold, a transaction with a snapshot is open from before the first message to the end."""
-    samples = asyncio.run(run(seconds, rate, partitions, hold, retention, workers))
+    samples = asyncio.run(run(seconds, rate, messages, partitions, hold, retention, workers))
     name = f"steady-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     target = HERE / "results" / f"{name}.json"
     target.parent.mkdir(exist_ok=True)
@@ -72,9 +73,11 @@ def main(
     print(f"drawn in {target.with_suffix('.png')}")
 
 
-async def run(seconds: int, rate: int, partitions: int, hold: bool, retention: int, workers: int) -> list[Sample]:
-    load: dict[str, OptionValue] = {"queue": QUEUE, "connections": 16, "messages": 10, "batch": 100, "warmup": 0}
-    load |= {"partitions": partitions, "rate": rate, "round_robin": True}
+async def run(
+    seconds: int, rate: int, messages: int, partitions: int, hold: bool, retention: int, workers: int
+) -> list[Sample]:
+    load: dict[str, OptionValue] = {"queue": QUEUE, "connections": 16, "messages": messages, "batch": 100, "warmup": 0}
+    load |= {"partitions": partitions, "rate": rate}
     samples: list[Sample] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     async with AsyncExitStack() as stack:
@@ -90,7 +93,7 @@ async def run(seconds: int, rate: int, partitions: int, hold: bool, retention: i
         stored = 0
         for start in range(0, seconds, SLICE_SECONDS):
             length = min(SLICE_SECONDS, seconds - start)
-            result = await generator.run("mixed", load | {"seconds": length})
+            result = await generator.run("mixed", load | {"seconds": length, "seed": 1 + start})
             if result.errors.total:
                 raise SystemExit(f"unexpected response: {result.errors.first}")
             stored += result.total_pushed
