@@ -1,7 +1,7 @@
 """The live feed: counters once a second, and changes as they happen, computed once for all listeners of a worker.
 
 Without listeners nothing is done. Reading what all queues hold, and what happened to each of them, takes longer the
-more there are: each gets a bounded share of the worker's time, and comes less often where it takes long.
+more there are: each gets a bounded share of the time, and comes less often where it takes long.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ _MOST_UNSENT: Final = 256 * 1024
 _LONGEST_SECONDS: Final = 900.0
 """Then a listener has to connect again: what it may see may have changed."""
 _DEPTH_SHARE: Final = 40.0
+"""Of all workers together: each of them counts for its own listeners."""
 _QUEUES_SHARE: Final = 50.0
 _RETRY: Final = b"retry: 2000\n\n"
 
@@ -215,7 +216,7 @@ class LiveFeed:
         reports = await self._recorder.live_reports()
         now = asyncio.get_running_loop().time()
         if now >= self._depth_due and (self._depth_task is None or self._depth_task.done()):
-            self._depth_task = asyncio.create_task(self._read_depth())
+            self._depth_task = asyncio.create_task(self._read_depth(_DEPTH_SHARE * max(1, len(reports))))
         self._note_state()
         self._note_queues(reports, now)
         self._last, self._last_at = _frame("counters", self._view(reports)), now
@@ -316,8 +317,8 @@ class LiveFeed:
         queues.looked_at, queues.counted = now, counted
         queues.due = now + _QUEUES_SHARE * (time.perf_counter() - began)
 
-    async def _read_depth(self) -> None:
-        """Add up what all queues hold; the next time after many times as long as it took."""
+    async def _read_depth(self, times: float) -> None:
+        """Add up what all queues hold; the next time after so many times as long as it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         counted: list[list[Record]] = []
@@ -329,7 +330,7 @@ class LiveFeed:
         if counted != self._counted:
             self._counted = counted
             self._depth = _depth(counted) if counted else None
-        self._depth_due = loop.time() + _DEPTH_SHARE * (loop.time() - began)
+        self._depth_due = loop.time() + times * (loop.time() - began)
 
     def _changed(self, event: Event) -> None:
         """A notification of this or another worker."""
