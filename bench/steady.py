@@ -2,7 +2,8 @@
 
 python bench/steady.py                       an hour, 1000 messages a second
 python bench/steady.py --seconds 300 --rate 4000 --no-hold
-python bench/steady.py --no-hold --rate 30000 --messages 100 --partitions 100000 --retention 60      a day in an hour
+python bench/steady.py --no-hold --rate 30000 --messages 100 --partitions 100000 --retention 60 --dedup-window 150
+                                             a day in an hour: what is kept for an hour of the day, 150 seconds
 """
 
 import asyncio
@@ -59,11 +60,12 @@ def main(
     partitions: Annotated[int, typer.Option(help="Partitions they are spread over.")] = 4,
     hold: Annotated[bool, typer.Option(help="Keep a transaction open elsewhere in the database.")] = True,
     retention: Annotated[int, typer.Option(help="Remove what was consumed after so many seconds; 0: keep it.")] = 0,
+    dedup_window: Annotated[int, typer.Option(help="DEDUP_WINDOW_SECONDS of the server.")] = 3600,
     workers: Annotated[int, typer.Option(help="Worker processes of the server.")] = 2,
 ) -> None:
     """Pushes, pops and acknowledges at a steady pace, looks at latencies, memory and table sizes every 20 seconds, and
     draws them. With --hold, a transaction with a snapshot is open from before the first message to the end."""
-    samples = asyncio.run(run(seconds, rate, messages, partitions, hold, retention, workers))
+    samples = asyncio.run(run(seconds, rate, messages, partitions, hold, retention, dedup_window, workers))
     name = f"steady-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     target = HERE / "results" / f"{name}.json"
     target.parent.mkdir(exist_ok=True)
@@ -74,14 +76,22 @@ def main(
 
 
 async def run(
-    seconds: int, rate: int, messages: int, partitions: int, hold: bool, retention: int, workers: int
+    seconds: int,
+    rate: int,
+    messages: int,
+    partitions: int,
+    hold: bool,
+    retention: int,
+    dedup_window: int,
+    workers: int,
 ) -> list[Sample]:
     load: dict[str, OptionValue] = {"queue": QUEUE, "connections": 16, "messages": messages, "batch": 100, "warmup": 0}
     load |= {"partitions": partitions, "rate": rate}
     samples: list[Sample] = []
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     async with AsyncExitStack() as stack:
-        target = await stack.enter_async_context(fresh_server(workers, {"RETENTION_INTERVAL": "10000"}))
+        settings = {"RETENTION_INTERVAL": "10000", "DEDUP_WINDOW_SECONDS": str(dedup_window)}
+        target = await stack.enter_async_context(fresh_server(workers, settings))
         assert target.database is not None
         if retention:
             await keep_for(target, retention)
