@@ -430,7 +430,7 @@ async def servers(start_server: StartServer, topology: str) -> list[Api]:
 @pytest.mark.timeout(24 * 3600 if SOAK else 900)
 @pytest.mark.parametrize("topology", ["one worker", "two workers", "two hosts"])
 @settings(
-    max_examples=3000 if SOAK else 25,
+    max_examples=3000 if SOAK else 15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -40,6 +40,10 @@ def attempt(
     )
 
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The one in C takes a tenth of the time, where PyYAML was built with it."""
+
+
 def documents(text: str) -> list[dict[str, Any]]:
     """The documents of a YAML file that are not empty."""
-    return [document for document in yaml.safe_load_all(text) if document]
+    return [document for document in yaml.load_all(text, _LOADER) if document]

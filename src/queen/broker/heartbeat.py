@@ -21,7 +21,7 @@ from queen.storage.database import (
     Record,
     unavailable_reason,
 )
-from queen.storage.migrate import load_migrations
+from queen.storage.migrate import migration_versions
 
 
 class Mode(StrEnum):
@@ -195,7 +195,7 @@ class DatabaseProbe:
     ) -> None:
         # A connection of its own: to wait for one of the pool says nothing about the database.
         self._link = database.link(probing=True)
-        self._needed = frozenset(migration.version for migration in load_migrations())
+        self._needed = migration_versions()
         self._fresh_for = fresh_for
         self._timeout = timeout
         self._state = DatabaseState(connected=False, trouble="PostgreSQL has not been asked yet")

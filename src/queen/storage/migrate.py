@@ -7,10 +7,12 @@ process that gets the advisory lock first. They only add, so an older server goe
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 import asyncpg
 
@@ -33,11 +35,20 @@ class Migration:
 def load_migrations() -> list[Migration]:
     """The migrations that ship with the package, in order."""
     migrations = []
-    for source in files("queen.storage").joinpath("migrations").iterdir():
-        if source.name.endswith(".sql"):
-            number, _, rest = source.name.partition("_")
-            migrations.append(Migration(int(number), rest.removesuffix(".sql"), source.read_text("utf-8")))
+    for source in _sources():
+        number, _, rest = source.name.partition("_")
+        migrations.append(Migration(int(number), rest.removesuffix(".sql"), source.read_text("utf-8")))
     return sorted(migrations, key=lambda migration: migration.version)
+
+
+@functools.cache
+def migration_versions() -> frozenset[int]:
+    """The versions alone, for which no file need be read."""
+    return frozenset(int(source.name.partition("_")[0]) for source in _sources())
+
+
+def _sources() -> list[Traversable]:
+    return [one for one in files("queen.storage").joinpath("migrations").iterdir() if one.name.endswith(".sql")]
 
 
 async def migrate(dsn: str, *, wait_seconds: float = 10.0) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from tests.acceptance.scenario import Message, Scene, scenario
 
-MESSAGES = 5_000
+MESSAGES = 2_000
 PARTITIONS = 20
 CONSUMERS = 12
 
@@ -20,8 +20,8 @@ async def thousands_of_messages_reach_a_dozen_consumers_once_and_in_order(scene:
 
         async def produce(partition: int) -> None:
             each = MESSAGES // PARTITIONS
-            for start in range(0, each, 250):
-                items = [{"data": {"n": n}} for n in range(start, start + 250)]
+            for start in range(0, each, 50):
+                items = [{"data": {"n": n}} for n in range(start, start + 50)]
                 await scene.queen.queue(queue).partition(f"p{partition}").push(items)
 
         async def handle(messages: list[Message]) -> None:
@@ -43,17 +43,17 @@ async def thousands_of_messages_reach_a_dozen_consumers_once_and_in_order(scene:
 @scenario(alone=True, seconds=60)
 async def a_dozen_consumers_share_a_backlog_of_single_messages(scene: Scene) -> None:
     async with scene.queue() as queue:
-        for partition in range(60):
+        for partition in range(30):
             await scene.queen.queue(queue).partition(f"p{partition}").push([{"data": {"n": n}} for n in range(10)])
         seen: defaultdict[str, list[int]] = defaultdict(list)
         complete = asyncio.Event()
 
         async def handle(message: Message) -> None:
             seen[message["partition"]].append(message["data"]["n"])
-            if sum(map(len, seen.values())) >= 600:
+            if sum(map(len, seen.values())) >= 300:
                 complete.set()
 
         consumer = scene.queen.queue(queue).concurrency(CONSUMERS).batch(1).timeout_millis(500)
         await consumer.consume(handle, signal=complete)
-        assert len(seen) == 60, sorted(seen)
+        assert len(seen) == 30, sorted(seen)
         assert all(numbers == list(range(10)) for numbers in seen.values()), seen

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from queen.storage.statements import sql
 from tests.conftest import StartServer
 from tests.support.api import Answer, Api
 from tests.support.database import Connection
@@ -222,9 +223,10 @@ async def test_idle_queues_that_were_not_declared_are_forgotten(api: Api, connec
     await configure(api)
     await push(api, 1)
     await push(api, 1, queue="other")
-    await connection.execute("UPDATE queen.ephemeral_rings SET used_at = now() - interval '2 h'")
-    assert api.worker is not None
-    rows = await api.worker.broker.database.fetch("ephemeral_collect", 3600.0, 10)
+    # In one transaction: the server does the same from time to time, and must not be the one who finds it.
+    async with connection.transaction():
+        await connection.execute("UPDATE queen.ephemeral_rings SET used_at = now() - interval '2 h'")
+        rows = await connection.fetch(sql("ephemeral_collect"), 3600.0, 10)
     assert [row["queue"] for row in rows] == ["other"]
     assert await connection.fetchval("SELECT count(*) FROM queen.ephemeral_messages") == 1
 
