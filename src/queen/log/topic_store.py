@@ -120,7 +120,11 @@ class TopicStore:
         """Returns what was not stored because its topic, or the owner of its key, has just been removed."""
         own_topics = [topics.get((entry.item.namespace, entry.item.topic)) for entry in entries]
         placed = [(entry, topic) for entry, topic in zip(entries, own_topics, strict=True) if topic is not None]
-        topicless = [entry for entry, topic in zip(entries, own_topics, strict=True) if topic is None]
+        topicless = (
+            [entry for entry, topic in zip(entries, own_topics, strict=True) if topic is None]
+            if len(placed) < len(entries)
+            else []
+        )
         keyed = [(topic, entry.item.idempotency_key, entry) for entry, topic in placed if entry.item.idempotency_key]
         # In the same order in all sessions, which avoids deadlocks.
         keyed.sort(key=lambda one: (one[0].namespace_id, one[1]))

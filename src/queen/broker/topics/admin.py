@@ -36,7 +36,7 @@ class TopicDeadLetters:
             return [None] * len(refs)
         rows = await self._database.fetch(
             "topic_delete_dead_letters",
-            [place.ref.number for place in places],
+            [place.number for place in places],
             [place.topic_id for place in places],
         )
         done = {places[row["slot"] - 1].index for row in rows}
@@ -50,7 +50,7 @@ class TopicDeadLetters:
         rows = await self._database.fetch(
             "topic_retry_dead_letters",
             lock_keys({place.topic_id for place in places}),
-            [place.ref.number for place in places],
+            [place.number for place in places],
             [place.topic_id for place in places],
         )
         done = {places[row["slot"] - 1].index for row in rows}

@@ -260,7 +260,7 @@ class PrefetchingSettler(Settler):
     async def places_to_change(self, refs: Sequence[Ref]) -> list[Place[Ref]]:
         places = await super().places_to_change(refs)
         if places:
-            ids = [place.ref.number for place in places]
+            ids = [place.number for place in places]
             await self._buffers.settle_handouts({place.topic_id for place in places}, ids)
         return places
 

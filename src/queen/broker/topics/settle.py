@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import asyncpg
@@ -46,18 +47,19 @@ class Nacked:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Place(Generic[Ref]):
-    """An item that a request names: its index in the batch, and its topic."""
+    """An item that a request names: its index in the batch, its id, and its topic."""
 
     index: int
     ref: Ref
+    number: int
     topic_id: int
     lease_seconds: int
 
     @property
     def item(self) -> tuple[int, int]:
-        return self.ref.number, self.topic_id
+        return self.number, self.topic_id
 
 
 async def find_places(catalog: TopicCatalog, refs: Sequence[Ref]) -> list[Place[Ref]]:
@@ -70,9 +72,11 @@ async def find_places(catalog: TopicCatalog, refs: Sequence[Ref]) -> list[Place[
     for index, ref in enumerate(refs):
         topic = topics.get((ref.namespace, ref.topic))
         if topic is not None:
-            key = (ref.number, topic.id, ref.lease_owner)
-            places.setdefault(key, Place(index, ref, topic.id, topic.lease_seconds))
-    return sorted(places.values(), key=lambda place: place.ref.number)
+            number = ref.number
+            key = (number, topic.id, ref.lease_owner)
+            if key not in places:
+                places[key] = Place(index, ref, number, topic.id, topic.lease_seconds)
+    return sorted(places.values(), key=attrgetter("number"))
 
 
 async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Place[ItemRef]]:
@@ -81,7 +85,7 @@ async def ack_in(fetcher: Fetcher, places: Sequence[Place[ItemRef]]) -> list[Pla
     distinct: dict[int, Place[ItemRef]] = {}
     repeated: list[Place[ItemRef]] = []
     for place in places:
-        if distinct.setdefault(place.ref.number, place) is not place:
+        if distinct.setdefault(place.number, place) is not place:
             repeated.append(place)
     done = await _ack(fetcher, "topic_ack", list(distinct.values()))
     if repeated:
@@ -99,7 +103,7 @@ async def _ack(fetcher: Fetcher, statement: str, places: Sequence[Place[ItemRef]
 def _columns(places: Sequence[Place[Any]]) -> tuple[list[int], list[int], list[str | None]]:
     """What identifies leased items in statements: ids, topics, lease owners."""
     return (
-        [place.ref.number for place in places],
+        [place.number for place in places],
         [place.topic_id for place in places],
         [place.ref.lease_owner for place in places],
     )

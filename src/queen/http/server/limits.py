@@ -125,8 +125,8 @@ class Budget:
 
 def _is_crowded(held: int, own: int, limit: int, whole: bool) -> bool:
     if own <= _SMALL_BYTES:
-        # Large bodies that fill the room to its last byte leave some for small ones, and those that never end leave some
-        # for those that have come as a whole.
+        # Large bodies that fill the room to its last byte leave some for small ones, and those that never end some for
+        # those that have come as a whole.
         limit += limit // 4 if whole else limit // 8
     return held > limit and held - own > limit // 2
 

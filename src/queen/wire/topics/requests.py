@@ -239,8 +239,12 @@ Ref = TypeVar("Ref", bound=ItemRef)
 def _refs(decoded: list[Ref] | Ref) -> tuple[list[Ref], bool]:
     refs, several = (decoded, True) if isinstance(decoded, list) else ([decoded], False)
     _check_count(len(refs))
+    checked = None
     for index, ref in enumerate(refs):
-        check_ref(ref, f"[{index}]." if several else "")
+        # Most requests are about one topic and of one owner: what was right for the last item is for this one.
+        if (parts := (ref.namespace, ref.topic, ref.lease_owner)) != checked:
+            check_ref(ref, f"[{index}]." if several else "")
+            checked = parts
     return refs, several
 
 

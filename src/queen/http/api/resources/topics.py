@@ -553,7 +553,7 @@ def _settled(
     several: bool,
     outcomes: Sequence[Any],
     missing: str,
-    describe: Callable[[Any], dict[str, Any]] = lambda outcome: {},
+    describe: Callable[[Any], dict[str, Any]] | None = None,
 ) -> Response:
     """An array is answered with the outcome of each. At a short path, one item is answered with `OK` or 404."""
     if not several and not request.path.startswith(_NATIVE):
@@ -564,6 +564,7 @@ def _settled(
     answers: list[dict[str, Any]] = []
     for ref, outcome in zip(refs, outcomes, strict=True):
         failed = missing if outcome is None else str(outcome) if isinstance(outcome, QueenError) else None
-        answer = {"id": str(ref.number) if as_text else ref.number, "success": failed is None, "error": failed}
-        answers.append(answer if failed is not None else answer | describe(outcome))
+        number = ref.number
+        answer = {"id": str(number) if as_text else number, "success": failed is None, "error": failed}
+        answers.append(answer if failed is not None or describe is None else answer | describe(outcome))
     return Response(200, msgspec.json.encode(answers))
