@@ -3,9 +3,11 @@
     python -m bench.celery_tasks [--tasks 4000] [--rounds 3] [--prefetch 1,10,100] [--brokers NAME,NAME] [--results]
 
 Tasks that do nothing are published by one process, then a worker of two processes runs them; the time is that between
-the first tenth and the last task. CPU time is that of the broker (with PostgreSQL) and that of the worker. `redis`
-keeps tasks in memory; `redis-fsync` has every write on disk before it is answered, as Queen has. With `--results` each
-task stores its result, in Queen or, for the others, in Redis. Brokers whose program is not installed are left out.
+the first tenth and the last task. CPU time is that of the broker (with PostgreSQL) and that of the worker; when
+publishing, that of the broker and that of the publisher. Figures are medians of
+the rounds, with the lowest and the highest. `redis` keeps tasks in memory; `redis-fsync` has every write on disk before
+it is answered, as Queen has. With `--results` each task stores its result, in Queen or, for the others, in Redis.
+Brokers whose program is not installed are left out.
 """
 
 from __future__ import annotations
@@ -74,6 +76,7 @@ class Figures:
     """What one round measured, for each second."""
 
     published: float
+    published_per_cpu: float
     done: float
     per_cpu: float
     broker_share: float
@@ -164,7 +167,9 @@ def measure(broker: Broker, tasks: int, prefetch: int, results: bool) -> Figures
             variables["BENCH_BACKEND"] = broker.backend
         os.environ.pop("BENCH_BACKEND", None)
         os.environ.update(variables)
+        idle_cpu = cpu(broker)[0] + time.process_time()
         published = publish(tasks)
+        publishing_cpu = cpu(broker)[0] + time.process_time() - idle_cpu
         options = ["-c", str(PROCESSES), "--loglevel", "ERROR", "-n", f"bench{prefetch}@localhost"]
         worker = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", _WORKER, *options],
@@ -182,7 +187,7 @@ def measure(broker: Broker, tasks: int, prefetch: int, results: bool) -> Figures
     done = tasks - early
     broker_cpu, worker_cpu = after[0] - before[0], after[1] - before[1]
     total = broker_cpu + worker_cpu
-    return Figures(published, done / seconds, done / total, broker_cpu / total)
+    return Figures(published, tasks / publishing_cpu, done / seconds, done / total, broker_cpu / total)
 
 
 _WORKER: Final = """
@@ -213,7 +218,7 @@ def wait_for(journal: Path, count: int, worker: subprocess.Popen[Any]) -> None:
         time.sleep(0.005)
 
 
-def cpu(broker: Broker, worker: int) -> tuple[float, float]:
+def cpu(broker: Broker, worker: int | None = None) -> tuple[float, float]:
     """CPU seconds of the broker, and of the worker."""
     processes = read_processes()
     of_broker = set().union(*(descendants(processes, root) for root in broker.roots))
@@ -222,7 +227,8 @@ def cpu(broker: Broker, worker: int) -> tuple[float, float]:
 
 
 async def run(arguments: argparse.Namespace) -> None:
-    print(f"{'broker':12}{'prefetch':>9}{'publish/s':>11}{'tasks/s':>9}{'per CPU s':>11}{'of it broker':>14}")
+    heads = ("publish/s", "per CPU s", "tasks/s", "per CPU s")
+    print(f"{'broker':12}{'prefetch':>9}{''.join(f'{head:>20}' for head in heads)}{'of it broker':>14}")
     for name in arguments.brokers.split(","):
         program, start = BROKERS[name]
         if shutil.which(program) is None:
@@ -234,14 +240,15 @@ async def run(arguments: argparse.Namespace) -> None:
                     await asyncio.to_thread(measure, broker, arguments.tasks, prefetch, arguments.results)
                     for _ in range(arguments.rounds)
                 ]
-                print(
-                    f"{broker.name:12}{prefetch:>9}"
-                    f"{statistics.median(one.published for one in rounds):>11.0f}"
-                    f"{statistics.median(one.done for one in rounds):>9.0f}"
-                    f"{statistics.median(one.per_cpu for one in rounds):>11.0f}"
-                    f"{statistics.median(one.broker_share for one in rounds):>14.0%}",
-                    flush=True,
-                )
+                columns = ("published", "published_per_cpu", "done", "per_cpu")
+                rates = "".join(f"{spread([getattr(one, column) for one in rounds]):>20}" for column in columns)
+                share = statistics.median(one.broker_share for one in rounds)
+                print(f"{broker.name:12}{prefetch:>9}{rates}{share:>14.0%}", flush=True)
+
+
+def spread(rates: list[float]) -> str:
+    """The median, with the lowest and the highest."""
+    return f"{statistics.median(rates):.0f} ({min(rates):.0f}-{max(rates):.0f})"
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -250,6 +251,27 @@ async def test_a_unique_key_is_free_when_its_job_has_ended(shop: Shop) -> None:
         for _ in range(2):
             with pytest.raises(JobFailed, match="the result of a task has to be JSON"):
                 await (await failing.defer()).result()
+
+
+async def test_the_log_says_where_a_job_has_failed(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    async with _running(shop, "flaky"):
+        assert await (await shop.module.fail.defer(1)).result() == 2
+    (failed,) = [record for record in caplog.records if "of task fail failed: RuntimeError" in record.getMessage()]
+    assert failed.exc_info is not None
+    (*_, frame) = traceback.extract_tb(failed.exc_info[2])
+    assert (frame.name, frame.line) == ("fail", 'raise RuntimeError(f"attempt {attempt}")')
+
+
+def test_a_task_without_options_needs_no_parentheses() -> None:
+    app = App()
+
+    @app.cron("0 4 * * *")
+    @app.task
+    async def bake(minutes: int) -> str:
+        return f"{minutes} minutes"
+
+    assert app.find("bake") is bake
+    assert bake.settings == app.task(name="other")(bake.function).settings
 
 
 async def test_a_failed_step_fails_the_chain(shop: Shop) -> None:

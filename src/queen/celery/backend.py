@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import math
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 from celery import states
 from celery.backends.base import KeyValueStoreBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import GroupResult
+from celery.result import GroupResult, ResultSet
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.url import maybe_sanitize_url
 
@@ -39,6 +41,7 @@ class QueenBackend(KeyValueStoreBackend):
         # Celery hands over what stands in `result_backend`; the scheme decides about TLS.
         self._address = Address.of_url(url or "queen://")
         self._link = Link(self._address)
+        self._parents = threading.local()
         super().__init__(app, url=url, expires=expires, **options)
 
     def as_uri(self, include_password: bool = False) -> str:
@@ -92,26 +95,47 @@ class QueenBackend(KeyValueStoreBackend):
             if self._one({**put, "expect": found["version"] if found["found"] else 0})["applied"]:
                 return
 
+    def mark_as_done(
+        self,
+        task_id: str,
+        result: Any,
+        request: Any = None,
+        store_result: bool = True,
+        state: str = states.SUCCESS,
+    ) -> None:
+        """Store what a task has returned; that of a chord's task is stored and counted in one request."""
+        in_chord = request is not None and request.chord and request.group
+        if not in_chord or not store_result or request.ignore_result or state != states.SUCCESS or self.always_retry:
+            super().mark_as_done(task_id, result, request=request, store_result=store_result, state=state)
+            return
+        put = self._put_of_meta(task_id, self.encode_result(result, state), state, None, request)
+        self._count_part(put, request=request, state=state, result=result)
+
     def on_chord_part_return(self, request: Any, state: str, result: Any, **kwargs: Any) -> None:
         """Count a task of a chord, once however often it runs; the last one calls the body."""
+        if request.group and request.chord:
+            self._count_part(request=request, state=state, result=result, **kwargs)
+
+    def _count_part(self, *stored: dict[str, Any], request: Any, state: str, result: Any, **kwargs: Any) -> None:
+        """Count a task of a chord, and store what is given together with it."""
         group = request.group
-        if not group or not request.chord:
-            return
         parts = (f".part-{request.id}", ".done", ".size", ".added")
         part, done, size, added = (str(self.get_key_for_group(group, name)) for name in parts)
         sizes = {"op": "getMany", "keys": [size, added]}
         counted = self._run(
+            *stored,
             {"op": "putIfAbsent", "key": part, "value": True, "required": True, **self._expiry()},
             {"op": "incr", "key": done, "delta": 1, **self._expiry()},
             sizes,
         )
         if not counted["success"]:
             # It ran before. Should its process have died after counting it and before calling the body, this one does.
-            counted = self._run(sizes, {"op": "get", "key": done}, sizes)
-        known = {row["key"]: row["value"] for row in counted["results"][2]["rows"]}
+            counted = self._run(*stored, sizes, {"op": "get", "key": done}, sizes)
+        _, parts_done, found = counted["results"][len(stored) :]
+        known = {row["key"]: row["value"] for row in found["rows"]}
         more: list[str] = known.get(added, [])
         # The size is stored before the last task of the header is published: that one sees it.
-        if size not in known or int(counted["results"][1].get("value") or 0) != int(known[size]) + len(more):
+        if size not in known or int(parts_done.get("value") or 0) != int(known[size]) + len(more):
             return
         header = GroupResult.restore(group, backend=self) if more else None
         if header is not None:
@@ -123,6 +147,31 @@ class QueenBackend(KeyValueStoreBackend):
         request.chord["chord_size"] = 1
         super().on_chord_part_return(request, state, result, **kwargs)
         self._run(*({"op": "delete", "key": key} for key in (done, size, added)))
+
+    def wait_for_pending(
+        self, result: Any, timeout: float | None = None, on_interval: Any = None, **options: Any
+    ) -> Any:
+        """Wait for a task; what Celery does between two looks at it is to ask whether one before it has failed."""
+        check = on_interval and partial(self._check_parents, result, on_interval)
+        return super().wait_for_pending(result, timeout=timeout, on_interval=check, **options)
+
+    def _check_parents(self, result: Any, check: Callable[[], Any]) -> None:
+        """Read the metas of all that a result comes after in a few requests: the header of a chord can be large."""
+        left = _unready_parents(result)
+        keys = {str(self.get_key_for_task(task_id)): task_id for task_id in left}
+        values = self.mget(list(keys))
+        self._parents.metas = {
+            task_id: self.decode_result(values[key]) if key in values else {"status": states.PENDING, "result": None}
+            for key, task_id in keys.items()
+        }
+        try:
+            check()
+        finally:
+            self._parents.metas = {}
+
+    def _get_task_meta_for(self, task_id: str) -> Any:
+        meta = getattr(self._parents, "metas", {}).get(task_id)
+        return super()._get_task_meta_for(task_id) if meta is None else meta
 
     def wait_for(
         self,
@@ -146,13 +195,16 @@ class QueenBackend(KeyValueStoreBackend):
         """The metas of a group's tasks; if what was to start them has failed, raises its error."""
         on_interval = options.pop("on_interval", None)
 
-        def check_parents() -> None:
-            if on_interval:
-                on_interval()
+        def throw() -> None:
             parent = getattr(result, "parent", None)
             while parent is not None:
                 parent.maybe_throw()
                 parent = parent.parent
+
+        def check_parents() -> None:
+            if on_interval:
+                on_interval()
+            self._check_parents(result, throw)
 
         yield from super().iter_native(result, timeout=timeout, on_interval=check_parents, **options)
 
@@ -188,10 +240,8 @@ class QueenBackend(KeyValueStoreBackend):
         self, task_id: str, result: Any, state: str, traceback: Any = None, request: Any = None, **kwargs: Any
     ) -> Any:
         """Store a state, unless the task has succeeded: what a slower process says of an earlier attempt is dropped."""
-        meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
-        meta["task_id"] = bytes_to_str(task_id)
-        key, value = self.get_key_for_task(task_id), _stored(self.encode(meta))
-        put = {"op": "put", "key": key, "value": value, **self._expiry()}
+        put = self._put_of_meta(task_id, result, state, traceback, request)
+        key = put["key"]
         if state == states.SUCCESS:
             self._one(put)
             return result
@@ -201,6 +251,12 @@ class QueenBackend(KeyValueStoreBackend):
                 return result
             if self._one({**put, "expect": found["version"] if found["found"] else 0})["applied"]:
                 return result
+
+    def _put_of_meta(self, task_id: str, result: Any, state: str, traceback: Any, request: Any) -> dict[str, Any]:
+        meta = self._get_result_meta(result=result, state=state, traceback=traceback, request=request)
+        meta["task_id"] = bytes_to_str(task_id)
+        value = _stored(self.encode(meta))
+        return {"op": "put", "key": self.get_key_for_task(task_id), "value": value, **self._expiry()}
 
     def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return super().__reduce__(args, {**(kwargs or {}), "expires": self.expires, "url": self.url})
@@ -216,6 +272,22 @@ class QueenBackend(KeyValueStoreBackend):
         """Operations that happen together, or not at all."""
         placed = [{**operation, "ns": self._address.namespace} for operation in operations]
         return _results.decode(self._link.post(_KV, {"operations": placed}))
+
+
+def _unready_parents(result: Any) -> set[str]:
+    """The ids of the tasks before a result whose end is not known here yet."""
+    left: set[str] = set()
+    parent = getattr(result, "parent", None)
+    while parent is not None:
+        nodes = [parent]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, ResultSet):
+                nodes += node.results
+            elif node._cache is None:
+                left.add(node.id)
+        parent = getattr(parent, "parent", None)
+    return left
 
 
 def _pauses(timeout: float | None, interval: float | None) -> Iterator[None]:

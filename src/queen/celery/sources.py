@@ -72,11 +72,10 @@ class Inbox:
 
     def clear_wakeup(self) -> None:
         """Empty the pipe; call it before taking entries, so that none that comes later is overlooked."""
-        try:
-            while os.read(self._reader, 4096):
-                pass
-        except BlockingIOError:
-            pass
+        # Asked first: eventlet's `os.read` waits where that of Python raises. What is left over wakes once more.
+        if is_readable(self._reader, 0.0):
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._reader, 4096)
 
     def rearm(self) -> None:
         """Wake the reader again if entries are left."""

@@ -57,6 +57,11 @@ class App:
     def namespace(self) -> str:
         return self.connection.namespace
 
+    @overload
+    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
     def task(
         self,
         *,
@@ -68,8 +73,21 @@ class App:
         priority: int = 0,
         timeout: float | None = None,
         result_ttl: int | None = 86_400,
-    ) -> Decorator:
-        """Make a function or coroutine function a task.
+    ) -> Decorator: ...
+    def task(
+        self,
+        function: Any = None,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        retries: int = 3,
+        backoff: float = 1.0,
+        backoff_cap: float = 300.0,
+        priority: int = 0,
+        timeout: float | None = None,
+        result_ttl: int | None = 86_400,
+    ) -> Any:
+        """Make a function or coroutine function a task: `@app.task`, or `@app.task(...)` with options.
 
         A job that fails is retried `retries` times, after `backoff` seconds, twice that, and so on up to
         `backoff_cap`; then it is a dead letter. Jobs with a lower `priority` run first. `timeout` is in seconds, and
@@ -85,7 +103,7 @@ class App:
                 raise ValueError(f"task {function.__name__} has a timeout, and has to be an `async def` for that")
             return self._add(Task(self.connection, function, name or function.__name__, options))
 
-        return decorate
+        return decorate if function is None else decorate(function)
 
     def cron(
         self, expression: str, *args: Any, timezone: str = "UTC", catch_up: float = 0.0, **kwargs: Any

@@ -142,7 +142,8 @@ class Worker:
                 result = _as_json(await self._call(task, step, Context(job, task.name, attempt)))
         except Exception as error:
             text = text_of_error(error)
-            logger.error("job %s of task %s failed%s: %s", job, task.name, " for good" if final else "", text)
+            end = " for good" if final else ""
+            logger.error("job %s of task %s failed%s: %s", job, task.name, end, text, exc_info=error)
             if final:
                 await self._end(job, step, Outcome("failed", error=text))
             raise
