@@ -9,6 +9,7 @@ BIN := .venv/bin
 SERVER := .venv/.server
 SPARK := .venv/.spark
 DEVELOP := .venv/.develop
+SOAK := .venv/.soak
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
@@ -53,6 +54,10 @@ $(DEVELOP): EXTRAS := server,redis,otel,spark,tables,dev
 $(DEVELOP): pyproject.toml constraints.txt | .venv/bin/pip
 	$(install)
 	@touch $(SERVER) $(SPARK)
+
+$(SOAK): EXTRAS := server,redis,otel,spark,tables,dev,soak
+$(SOAK): $(DEVELOP)
+	$(install)
 
 serve: $(SERVER) ## Start the server; variables and ARGS are those of `queen serve`.
 	@exec $(BIN)/queen serve $(ARGS)
@@ -109,7 +114,7 @@ bench: setup ## Measure throughput and latency; ARGS='--help' explains.
 SOAK_SECONDS ?= 3600
 SOAK_REQUESTS ?= 1000000
 SOAK_SEED ?= 1
-soak: setup ## Long campaigns: faults for an hour (SOAK_SECONDS, SOAK_SEED), a million fuzzed requests, the tests marked soak, every property with 5000 examples, load.
+soak: $(SOAK) ## Long campaigns: faults for an hour (SOAK_SECONDS, SOAK_SEED), a million fuzzed requests, the tests marked soak, every property with 5000 examples, load.
 	$(BIN)/python -m tests.campaign --seconds $(SOAK_SECONDS) --seed $(SOAK_SEED)
 	$(BIN)/python -m tests.campaign.fuzz --requests $(SOAK_REQUESTS) --seed $(SOAK_SEED)
 	HYPOTHESIS_PROFILE=soak $(BIN)/pytest -m "soak or hypothesis" --timeout 3600

@@ -1,4 +1,4 @@
-"""Tables in an object store, and as other engines read them. The packages are those of the extra [readers]."""
+"""Tables in an object store, and as other engines read them. The packages are those of the extra [soak]."""
 
 from __future__ import annotations
 
