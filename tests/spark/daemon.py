@@ -21,4 +21,6 @@ if __name__ == "__main__":
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in (sys.argv[1], *_MODULES):
         importlib.import_module(name)
+    # Workers invalidate what is cached of paths, and Python 3.13 cannot list a zip file after that. New ones it can.
+    sys.path_importer_cache.clear()
     manager()
