@@ -54,6 +54,7 @@ async def test_parked_pops_and_consumers_survive_the_death_of_postgres(victim: V
     pops = [api.pop("quiet", wait=True, timeout=60_000, consumerGroup=f"group{number}") for number in range(6)]
     assert [(await api.pop("quiet", consumerGroup=f"group{number}", autoAck=True))[0]["data"] for number in range(6)]
     parked = [asyncio.create_task(pop) for pop in pops]
+    await until_parked(api, len(parked))
     counts = {f"p{number}": 200 for number in range(8)}
     for partition in counts:
         ids = [f"{partition}/{number}" for number in range(200)]
@@ -69,6 +70,18 @@ async def test_parked_pops_and_consumers_survive_the_death_of_postgres(victim: V
     async with asyncio.timeout(100):
         assert [[message["data"] for message in await pop] for pop in parked] == [[1]] * len(parked)
     await api.close()
+
+
+async def until_parked(api: Api, count: int) -> None:
+    """Wait until so many pops have waited for half a second: younger ones may be answered 503."""
+    async with asyncio.timeout(100):
+        while True:
+            text = (await api.call("GET", "/metrics/prometheus")).body
+            lines = [line for line in text.splitlines() if line.startswith("queen_parked_pops")]
+            if sum(float(line.split()[-1]) for line in lines) >= count:
+                break
+            await asyncio.sleep(0.05)
+    await asyncio.sleep(0.6)
 
 
 async def push_persistently(victim: Victim, queue: str, payload: object) -> None:
