@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from typing import Any
@@ -25,6 +26,7 @@ class Erratic:
         self._api = api
         self._record = record
         self._chance = random.Random(seed)
+        self._ids = itertools.count()
 
     async def run(self) -> None:
         while True:
@@ -78,13 +80,15 @@ class Erratic:
         if what == "nothing":
             return
         status = "completed" if what == "ack" else "retry"
-        await consumer.send("ack", id="settle", acknowledgments=acknowledgments(some), status=status)
-        while (frame := await consumer.next())["type"] != "acked":
+        id = f"settle-{next(self._ids)}"
+        await consumer.send("ack", id=id, acknowledgments=acknowledgments(some), status=status)
+        # Not the answer of a `nack`, nor that of an earlier one: what is noted as acked has been answered.
+        while (frame := await consumer.next())["type"] != "acked" or frame["id"] != id:
             for other in self._note(frame):
                 # Of what came meanwhile, it forgets to ack some.
                 if chance.random() < 0.5:
                     await consumer.send("nack", acknowledgments=acknowledgments(other["messages"]), status="retry")
-        if what == "ack" and frame["id"] == "settle":
+        if what == "ack":
             assert all(result["success"] for result in frame["results"]), frame
             for message in some:
                 self._record.note_acked(message)
