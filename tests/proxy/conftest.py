@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import argon2
 import pytest
 from playwright.async_api import Browser, async_playwright
 
@@ -49,6 +50,14 @@ StartProxy = Callable[..., Awaitable[Site]]
 def _short_beat(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed logins are not waited for as long."""
     monkeypatch.setattr("queen.proxy.login._BEAT_SECONDS", 0.001)
+
+
+@pytest.fixture(autouse=True)
+def _cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash takes a core for a tenth of a second, which no test but those in test_passwords.py is about."""
+    cheap = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
+    monkeypatch.setattr("queen.proxy.passwords._hasher", cheap)
+    monkeypatch.setattr("queen.proxy.passwords._DECOY", cheap.hash("no password at all"))
 
 
 _HAS_CHROMIUM = Path(CHROMIUM).exists()

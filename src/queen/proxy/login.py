@@ -202,6 +202,8 @@ class Login:
             if not self._pending[asked.address]:
                 del self._pending[asked.address]
         if user is None:
+            # Counted as failed in the moment in which it is no longer pending: never twice.
+            self._failures.setdefault(asked.address, []).append(time.monotonic())
             # Whatever was wrong, and whether there is such a user: it takes as long.
             await asyncio.sleep(_BEAT_SECONDS - (time.monotonic() - began) % _BEAT_SECONDS)
             return _json(401, {"error": "Invalid credentials"})
@@ -239,7 +241,6 @@ class Login:
         return user
 
     async def _failed(self, asked: Asked, username: str, why: str) -> None:
-        self._failures.setdefault(asked.address, []).append(time.monotonic())
         log.warning("login as %r from %s failed: %s", username[:100], asked.address, why)
         await self.users.audit(None, asked.address, "login failed", username[:100].replace("\0", "\\0"))
 
