@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Final
 
@@ -25,8 +26,10 @@ from queen.wire.envelope import Envelope
 log = logging.getLogger(__name__)
 
 _WORK_SECONDS: Final = 0.5
-"""How long a read works between two pauses. In each, PostgreSQL reads ahead and Spark catches up by what the buffers
-between them hold, a batch or so: with a pause after every batch, most of their work would be done in pauses."""
+"""How long a read works between two pauses. In each, Spark catches up by what its buffers hold, a batch or so: with a
+pause after every batch, most of its work would be done in pauses."""
+_FIRST_PIECE: Final = 10_000
+"""Offsets up to the first pause; from then on it is known how long they take."""
 _CORES_PER_TASK: Final = 2
 """What a task at work keeps busy at most: its own process beside PostgreSQL's and Spark's, which work for it."""
 _LONGEST_PAUSE: Final = 60.0
@@ -59,8 +62,7 @@ class MessageReading:
         check_payload_schema(self._payload_schema())
 
     def read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
-        batches = self._read(spans)
-        return batches if self._share == 1 else paced(batches, self._share)
+        return self._read(spans) if self._share == 1 else paced(self._read, spans, self._share)
 
     def _read(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
         segments = self._complete(open_log(self._access).segments(spans), spans)
@@ -120,20 +122,37 @@ class MessageReading:
 
 
 def paced(
-    batches: Iterator[pa.RecordBatch],
+    read: Callable[[Sequence[Span]], Iterator[pa.RecordBatch]],
+    spans: Sequence[Span],
     share: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[pa.RecordBatch]:
-    """The batches, with pauses: what is done with one counts as work too, since PostgreSQL and pushes wait for it."""
-    began = clock()
-    for batch in batches:
-        yield batch
+    """The batches, with pauses: what is done with one counts as work too, since PostgreSQL and pushes wait for it.
+
+    Before a pause a piece was read to its end: a statement that waits keeps its snapshot, for which PostgreSQL keeps
+    every old version of the rows that pushes update.
+    """
+    size, left = _FIRST_PIECE, list(reversed(spans))
+    while left:
+        began = clock()
+        yield from read(_take(left, size))
         worked = clock() - began
-        if worked >= _WORK_SECONDS:
-            sleep(_pause(worked, share))
-            began = clock()
-    sleep(_pause(clock() - began, share))
+        sleep(_pause(worked, share))
+        size = max(1, int(size * min(2.0, _WORK_SECONDS / max(worked, 1e-3))))
+
+
+def _take(left: list[Span], size: int) -> list[Span]:
+    """The next `size` offsets of what is left, whose last span is the first."""
+    piece = []
+    while left and size:
+        span = left.pop()
+        if span.count > size:
+            left.append(replace(span, start=span.start + size))
+            span = replace(span, end=span.start + size)
+        piece.append(span)
+        size -= span.count
+    return piece
 
 
 def _pause(worked: float, share: float) -> float:
