@@ -155,10 +155,12 @@ async def check_stored(connection: Connection, producers: Sequence[Producer]) ->
 async def stored_when_replayed(
     connection: Connection, queue: str, partition: str, expected: int, seconds: float = 30.0
 ) -> list[Stored]:
-    """What a partition holds, as soon as it is as much as expected: some of it may come from a spool."""
-    give_up = time.monotonic() + seconds
+    """What a partition holds, as soon as it is as much as expected, or when nothing came from a spool for so long."""
+    count, give_up = 0, time.monotonic() + seconds
     while True:
         stored = await stored_messages(connection, queue, partition)
+        if len(stored) > count:
+            count, give_up = len(stored), time.monotonic() + seconds
         if len(stored) >= expected or time.monotonic() > give_up:
             return stored
         await asyncio.sleep(0.1)
