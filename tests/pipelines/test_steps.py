@@ -245,6 +245,31 @@ async def test_a_run_goes_on_where_the_last_one_ended_unless_it_is_to_begin_anew
     assert runner.rows("all", "n") == [(1,), (1,), (2,), (2,)]
 
 
+async def test_state_is_read_whatever_checksum_a_kill_has_left_beside_it(runner: Runner) -> None:
+    file = runner.file(
+        f"""\
+        pipeline: counted
+        sources:
+          events:
+{_SOURCE.replace("      ", "            ")}
+        steps: {{counts: {{from: events, tumbling: 1 minute, aggregate: {{total: sum(n)}}}}}}
+        sinks: {{all: {{from: counts, parquet: DIR/all}}}}
+        """
+    )
+    runner.batch(_event(0, 1))
+    await runner.run(file)
+    state = runner.state.checkpoints("counted") / "all" / "state"
+    files = [path for path in state.rglob("*.delta") if not path.name.startswith(".")]
+    assert files
+    for path in files:
+        path.with_name(f".{path.name}.crc").write_bytes(b"crc\0\0\0\2\0\1\2\3\4")
+    runner.batch(_event(0, 2))
+    runner.batch(_event(5, 0))
+    runner.batch(_event(5, 1))
+    await runner.run(file)
+    assert runner.rows("all", "total") == [(2,)]
+
+
 @pytest.mark.parametrize(
     ("step", "expected"),
     [

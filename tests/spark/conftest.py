@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from queen.embedded import EmbeddedPostgres
+from queen.pipelines.session import LOCAL_CHECKPOINTS
 from tests.support.databases import fresh_database
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
+    **LOCAL_CHECKPOINTS,
 }
 
 

@@ -21,7 +21,7 @@ from queen.pipelines.queries.fan_out import Starter
 from queen.pipelines.queries.planning import DEAD_LETTERS, PlannedQuery, dead_letter_sink, plan
 from queen.pipelines.queries.progress import QueryWatch, QueueEnds
 from queen.pipelines.session import Connection
-from queen.pipelines.state import StateDirectory, drop_checkpoints
+from queen.pipelines.state import StateDirectory, drop_checkpoints, drop_checksums
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Run:
         planned = plan(spark, self._declaration, self._connection, self._options.fail_on_data_loss, checkpoints)
         self._on_plan(planned.rows)
         planned.save(checkpoints)
+        drop_checksums(checkpoints)
         trigger = self._options.trigger or self._declaration.trigger
         starter = Starter(self._declaration, self._connection, checkpoints, trigger)
         for query in planned.queries:

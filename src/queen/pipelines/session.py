@@ -82,6 +82,13 @@ def _version(java: str) -> int | None:
 LOCAL: Final = "local[*]"
 _LOCAL_MEMORY: Final = "1g"
 _LOGGING: Final = Path(__file__).with_name("log4j2.properties")
+LOCAL_CHECKPOINTS: Final = {
+    # Spark's default starts a process (`readlink`) for each file of a checkpoint that it looks at. On a local disk, where
+    # this one renames atomically as well, a micro-batch takes less than half the time and CPU with it.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
 
 
 def open_session(name: str, master: str = LOCAL, conf: Mapping[str, str] | None = None) -> SparkSession:
@@ -112,15 +119,19 @@ def settings_for(master: str) -> dict[str, str]:
     }
     if not master.startswith("local"):
         return settings
-    return settings | {
-        "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
-        "spark.driver.memory": _LOCAL_MEMORY,
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        # State and shuffles are split in as many parts as work at a time; more only costs.
-        "spark.sql.shuffle.partitions": str(_cores(master)),
-    }
+    return (
+        settings
+        | LOCAL_CHECKPOINTS
+        | {
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
+            "spark.driver.memory": _LOCAL_MEMORY,
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            # State and shuffles are split in as many parts as work at a time; more only costs.
+            "spark.sql.shuffle.partitions": str(_cores(master)),
+        }
+    )
 
 
 def _cores(master: str) -> int:
