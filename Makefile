@@ -74,7 +74,7 @@ test acceptance soak: export PYTHONDONTWRITEBYTECODE :=
 # In a new clone one of them compiles all that they load, and not each of the four.
 test: setup ## Run the tests.
 	@test -d tests/__pycache__ || $(BIN)/pytest --collect-only --quiet > /dev/null || true
-	$(BIN)/pytest --numprocesses 4 --dist loadgroup $(ARGS)
+	$(BIN)/pytest --numprocesses 5 --dist loadgroup $(ARGS)
 
 acceptance: setup ## Run the published clients against the server; part of `make test`.
 	$(BIN)/pytest tests/acceptance $(ARGS)

@@ -8,7 +8,9 @@ import re
 import shutil
 import stat
 import sys
+import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -123,18 +125,25 @@ def test_every_secret_is_made_once(tmp_path: Path) -> None:
     assert {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()} == made
 
 
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory on the file system of the root, which temporary files need not be on."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        yield Path(directory)
+
+
 @pytest.mark.timeout(120)
-def test_it_runs_as_the_image_runs_it(tmp_path: Path) -> None:
+def test_it_runs_as_the_image_runs_it(on_disk: Path) -> None:
     """As the user of the image, on a root that cannot be written to, with a data directory and a /tmp of its own."""
     script = Path(__file__).with_name("read_only_root.sh")
     if os.geteuid() != 0 or attempt("unshare", "--mount", "true").returncode != 0:
         pytest.skip("making the root read-only needs root and mount namespaces")
-    data = tmp_path / "data"
+    data = on_disk / "data"
     data.mkdir(mode=0o700)
     os.chown(data, 10001, 10001)
     check = DOCKER / "healthcheck.py"
     prefix = ["env", *programs_for_everybody(data), str(script), str(data)]
-    with served(tmp_path, prefix=prefix) as server:
+    with served(on_disk, prefix=prefix) as server:
         port = server.url.rpartition(":")[2]
         environment = {"PORT": port, "HOST": "0.0.0.0", "PATH": os.environ["PATH"]}
         assert "/livez: 200" in run(sys.executable, check, "/livez", env=environment)

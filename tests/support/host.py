@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -92,7 +93,9 @@ class Host:
         """All at once, as when the machine is switched off."""
         assert self.process is not None
         for process in [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]:
-            os.kill(process.pid, signal.SIGKILL)
+            # A worker whose supervisor has just died may have ended by itself.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
         self.process.wait()
 
     def stop(self) -> None:
