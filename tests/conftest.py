@@ -70,12 +70,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     if shutil.disk_usage(_MEMORY).free < _MEMORY_NEEDED:
         return
-    directory = tempfile.mkdtemp(prefix="q-", dir=_MEMORY)
+    for left_behind in _MEMORY.glob("queen-tests-[0-9]*"):
+        if not Path("/proc", left_behind.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left_behind, ignore_errors=True)
+    directory = _MEMORY / f"queen-tests-{os.getpid()}"
+    directory.mkdir()
     # PostgreSQL and workers of root run as another user, who has to pass through.
-    Path(directory).chmod(0o711)
-    os.environ["TMPDIR"] = tempfile.tempdir = directory
-    # Short, because the path of a socket has 107 characters at most.
-    config.option.basetemp = f"{directory}/t"
+    directory.chmod(0o711)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
+    config.option.basetemp = str(directory / "t")
     config.add_cleanup(functools.partial(shutil.rmtree, directory, ignore_errors=True))
 
 
