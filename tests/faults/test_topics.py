@@ -145,7 +145,11 @@ async def test_dequeues_that_wait_outlive_an_absence_of_postgres(
             topics.dequeuer.wake_all()
             topics.multi_dequeuer.wake_all()
             refused = await api.call("GET", path, namespace="ns", **query)
-            assert (refused.status, refused.headers["Retry-After"]) == (503, "1")
+            while refused.status != 503:
+                # For a moment, that nothing is due is known from the last look.
+                assert not refused.body
+                refused = await api.call("GET", path, namespace="ns", **query)
+            assert refused.headers["Retry-After"] == "1"
         assert not parked.done()
     async with asyncio.timeout(100):
         late = item("late", "t", "ns", idempotency_key="late")
