@@ -10,7 +10,7 @@ from tests.campaign.report import shown
 from tests.campaign.rounds import Plan, run_round
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(300)
 async def test_nothing_is_lost_doubled_or_reordered_whatever_fails(tmp_path: Path) -> None:
     workloads = (
         "log",
