@@ -119,19 +119,16 @@ def settings_for(master: str) -> dict[str, str]:
     }
     if not master.startswith("local"):
         return settings
-    return (
-        settings
-        | LOCAL_CHECKPOINTS
-        | {
-            "spark.ui.enabled": "false",
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
-            "spark.driver.memory": _LOCAL_MEMORY,
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.driver.host": "127.0.0.1",
-            # State and shuffles are split in as many parts as work at a time; more only costs.
-            "spark.sql.shuffle.partitions": str(_cores(master)),
-        }
-    )
+    return settings | {
+        **LOCAL_CHECKPOINTS,
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{_LOGGING}",
+        "spark.driver.memory": _LOCAL_MEMORY,
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        # State and shuffles are split in as many parts as work at a time; more only costs.
+        "spark.sql.shuffle.partitions": str(_cores(master)),
+    }
 
 
 def _cores(master: str) -> int:
