@@ -94,17 +94,19 @@ class Workload(ABC):
 
 
 class Idle:
-    """Whether a consumer may end: there are no faults any more, and nothing came for longer than a lease lasts."""
+    """Whether a consumer may end: no faults any more, and all it asked for longer than a lease lasts found nothing."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._since = stage.history.now()
+        self._empty_since: float | None = None
+        self.long_enough = False
 
     def note(self, call: Call, got: object) -> None:
         """What a consumer asked for: only an answer that is empty counts as nothing."""
+        now = self._stage.history.now()
         if not call.ok or got or not self._stage.healed.is_set():
-            self._since = self._stage.history.now()
-
-    @property
-    def long_enough(self) -> bool:
-        return self._stage.healed.is_set() and self._stage.history.now() - self._since > _IDLE_SECONDS
+            self._empty_since = None
+        elif self._empty_since is None:
+            self._empty_since = now
+        # Between two questions, not since one: who was cut off or rested has seen nothing of what came meanwhile.
+        self.long_enough = self._empty_since is not None and now - self._empty_since > _IDLE_SECONDS
