@@ -70,11 +70,11 @@ example: $(SPARK) ## Run a data pipeline from end to end, with a plot; needs Jav
 # Tests start hundreds of processes: without bytecode on disk, each of them would compile every module again.
 test acceptance soak: export PYTHONDONTWRITEBYTECODE :=
 
-# Tests wait more than they compute: five at a time on two cores.
+# Tests wait more than they compute: six at a time on two cores.
 # In a new clone one of them compiles all that they load, and not each of the five.
 test: setup ## Run the tests.
 	@test -d tests/__pycache__ || $(BIN)/pytest --collect-only --quiet > /dev/null || true
-	$(BIN)/pytest --numprocesses 5 --dist loadgroup $(ARGS)
+	$(BIN)/pytest --numprocesses 6 --dist loadgroup $(ARGS)
 
 acceptance: setup ## Run the published clients against the server; part of `make test`.
 	$(BIN)/pytest tests/acceptance $(ARGS)

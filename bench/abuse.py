@@ -18,7 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -330,6 +330,40 @@ async def state(attacker: Attacker) -> None:
         await asyncio.gather(*(write(part) for part in range(8)))
 
 
+async def values(attacker: Attacker) -> None:
+    """Small requests that ask for hundreds of megabytes: of keys, of items and of dead letters."""
+    large = "x" * 1_000_000
+    async with aiohttp.ClientSession() as session:
+        for number in range(100):
+            put = {"op": "put", "ns": "n", "key": f"k{number}", "value": large, "forever": True}
+            for path, body in (
+                ("/api/v1/kv", {"operations": [put]}),
+                ("/api/v1/topics/enqueue", [{"namespace": "n", "topic": "t", "data": large}]),
+                ("/api/v1/push", {"items": [{"queue": "dead", "payload": large}]}),
+            ):
+                async with session.post(attacker.url + path, json=body) as answer:
+                    await answer.read()
+        dead: dict[str, Any] = {"queue": "dead", "filter": {}, "limit": 1000}
+        while dead.get("cursor", "") is not None:
+            async with session.post(f"{attacker.url}/api/v1/messages/dlq", json=dead) as answer:
+                dead["cursor"] = (await answer.json())["cursor"]
+    attacker.begun.set()
+    reading = {"operations": [{"op": "getPrefix", "ns": "n", "prefix": "k", "limit": 1000}] * 50}
+
+    async def look(path: str) -> None:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(attacker.url + path) as answer:
+                        await answer.read()
+
+    await asyncio.gather(
+        *(post(attacker, "/api/v1/kv", json.dumps(reading).encode()) for _ in range(8)),
+        *(look("/api/v1/topics/peek?namespace=n&topic=t&limit=1000") for _ in range(8)),
+        *(look("/api/v1/dlq?queue=dead&limit=1000") for _ in range(8)),
+    )
+
+
 async def connections(attacker: Attacker) -> None:
     """Connections that ask nothing."""
     for _ in range(5000):
@@ -362,12 +396,13 @@ ATTACKS: dict[str, Attack] = {
         listeners,
         ephemeral,
         state,
+        values,
         connections,
     )
 }
 
 
-PREPARED: frozenset[Attack] = frozenset({unread, dequeued})
+PREPARED: frozenset[Attack] = frozenset({unread, dequeued, values})
 
 
 async def honest(url: str, seconds: float) -> tuple[list[float], int]:

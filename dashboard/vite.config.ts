@@ -18,7 +18,7 @@ function files(path: string): string[] {
   return readdirSync(path).flatMap((name) => files(join(path, name)))
 }
 
-/** Fingerprint of everything the build is made of; tests/integration/test_dashboard_files.py computes the same without Node. */
+/** Fingerprint of everything the build is made of; tests/http/test_dashboard_files.py computes the same without Node. */
 function sourceHash(): string {
   const lines = SOURCES.flatMap((name) => files(resolve(here, name)))
     .map((path) => relative(here, path))

@@ -9,7 +9,7 @@ import inspect
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ settings.register_profile("soak", deadline=None, max_examples=5000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 ask_once_for_array_types()
 
-_QUICK = {"fsync": "off", "full_page_writes": "off", "checkpoint_timeout": "1h"}
+# Nothing lives long enough to need a vacuum, which would visit the database of each test every few seconds.
+_QUICK = {"fsync": "off", "full_page_writes": "off", "checkpoint_timeout": "1h", "autovacuum_naptime": "1h"}
 _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED = 4 << 30
 _TEST_SECONDS = 120
@@ -59,8 +60,8 @@ class FailuresAtOnce:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self._terminal.ensure_newline()
-            self._terminal.write_line(f"! {report.nodeid} ({report.when})")
+            # On a line of its own, also between the dots of several processes.
+            self._terminal.write_line(f"\n! {report.nodeid} ({report.when})")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -105,6 +106,14 @@ def pytest_collection_finish() -> None:
     # As workers do: what is loaded by now stays, and need not be looked through for cycles again and again.
     gc.freeze()
     gc.set_threshold(20_000, 10, 10)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Escape what was captured, which may have lone surrogates: xdist sends reports as UTF-8, and would end the run."""
+    report = yield
+    report.sections = [(name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 def _in_time(test: Callable[..., Awaitable[None]], mark: pytest.Mark | None) -> Callable[..., Awaitable[None]]:

@@ -21,6 +21,10 @@ KNOWN = frozenset(item.variable for item in describe_settings())
         ("QUEEN_ENCRYPTION_KEYS", "there is no setting QUEEN_ENCRYPTION_KEYS; did you mean QUEEN_ENCRYPTION_KEY?"),
         ("PG_PASSWORT_FILE", "there is no setting PG_PASSWORT_FILE; did you mean"),
         ("QUEEN_XYZZY", "there is no setting QUEEN_XYZZY"),
+        ("DATABASE_URL", "there is no setting DATABASE_URL; did you mean DATABASE_URLS?"),
+        ("NUM_WORKER", "there is no setting NUM_WORKER; did you mean NUM_WORKERS?"),
+        ("CORS_ORIGIN_FILE", "there is no setting CORS_ORIGIN_FILE; did you mean CORS_ORIGINS?"),
+        ("QUEEN_JWT_ENABLED", "there is no setting QUEEN_JWT_ENABLED; did you mean JWT_ENABLED?"),
         ("QUEEN_RENEW_MAX_HOLD_MS", "QUEEN_RENEW_MAX_HOLD_MS has no effect: requests are batched by group commit"),
         ("QUEEN_VEGAS_ALPHA", "QUEEN_VEGAS_ALPHA has no effect: requests are batched by group commit"),
         ("DB_KEEPALIVES_IDLE", "DB_KEEPALIVES_IDLE has no effect: a PostgreSQL that does not respond for DB_AWAY_MS"),
@@ -33,7 +37,11 @@ def test_a_variable_that_is_no_setting_is_named_with_what_may_be_meant(variable:
 
 
 @pytest.mark.parametrize(
-    "variable", ["PATH", "HOME", "DB_POOL_SIZE", "PG_PASSWORD_FILE", "QUEEN_TOKEN", "OTEL_SDK_DISABLED"]
+    "variable",
+    [
+        *("PATH", "HOME", "HOSTNAME", "LOGNAME", "REDIS_HOST", "MAIL_PORT", "OTEL_SDK_DISABLED"),
+        *("DB_POOL_SIZE", "PG_PASSWORD_FILE", "DATABASE_URLS_FILE", "QUEEN_TOKEN"),
+    ],
 )
 def test_settings_and_the_variables_of_others_are_left_alone(variable: str) -> None:
     assert list(environment_hints({variable: "1"}, KNOWN)) == []

@@ -5,8 +5,10 @@ QueenError
 ├── SchemaTooNew          the database was migrated by a newer Queen than this one
 ├── UnsupportedPostgres   the PostgreSQL is older than Queen can use
 ├── DatabaseUnavailable   PostgreSQL cannot be reached; what was in flight may or may not have happened
+│   └── DatabaseDown      it was unavailable before: refused at once, nothing was done
 ├── RedisUnavailable      Redis cannot be reached; PostgreSQL serves alone
 ├── BadRequest            the request is wrong; nothing was stored
+├── Forbidden             the caller is authenticated, but not authorized
 ├── NotFound              what the request names does not exist
 ├── Conflict              the request contradicts what is stored
 ├── Overloaded            the server refuses work it could not finish in time
@@ -32,6 +34,10 @@ class UnsupportedPostgres(QueenError):
 
 class DatabaseUnavailable(QueenError):
     """PostgreSQL cannot be reached; what was in flight may or may not have happened."""
+
+
+class DatabaseDown(DatabaseUnavailable):
+    """PostgreSQL was unavailable before, which has been logged: refused at once, nothing was done."""
 
 
 class RedisUnavailable(QueenError):

@@ -66,5 +66,5 @@ def without_password(dsn: str) -> tuple[str, Mapping[str, str]]:
 
 
 def failure(tool: Path, code: int, output: str) -> str:
-    """Why a program ended, by the end of what it wrote."""
+    """Why a program failed: its exit code and the end of its output."""
     return f"{tool.name} ended with {code}: {' '.join(output.split())[-500:]}"

@@ -1,4 +1,4 @@
-"""Environment variables that look like settings and are none: misspelt ones, and those of other servers of the name."""
+"""Environment variables that look like settings and are none: misspelt ones, and those of other Queen servers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ _PREFIXES: Final = (
 )
 _NOT_OF_THE_SERVER: Final = frozenset(
     {
-        "JWT_EXPIRES_IN",
         "QUEEN_CLIENT_LOG",
         "QUEEN_CONFIG",
         "QUEEN_CONTEXT",
@@ -85,15 +84,27 @@ _NOT_OF_THE_SERVER: Final = frozenset(
     }
 )
 _ALIKE: Final = 0.75
+_NEARLY_EQUAL: Final = 0.9
+"""For variables of any prefix, most of which belong to other programs."""
 
 
 def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Iterator[str]:
     """One line for each variable that its writer may take for a setting; `known` are the settings there are."""
     for name in sorted(environ.keys() - set(known) - _NOT_OF_THE_SERVER):
+        plain = name.removesuffix("_FILE")
         if name in SUPERSEDED:
             yield f"{name} has no effect: {SUPERSEDED[name]}"
         elif _OF_BATCHES.fullmatch(name):
             yield f"{name} has no effect: {_BATCHING}"
-        elif name.startswith(_PREFIXES) and name.removesuffix("_FILE") not in known:
-            nearest = difflib.get_close_matches(name.removesuffix("_FILE"), known, 1, _ALIKE)
+        elif plain in known or name.startswith("OTEL_"):
+            continue
+        elif name.startswith(_PREFIXES):
+            # Half of the settings begin with QUEEN_, and half do not.
+            others = {plain.removeprefix("QUEEN_"), f"QUEEN_{plain}"} - {plain}
+            nearest = sorted(others & set(known)) or difflib.get_close_matches(plain, known, 1, _ALIKE)
             yield f"there is no setting {name}" + (f"; did you mean {nearest[0]}?" if nearest else "")
+        else:
+            # DATABASE_URL and NUM_WORKER, say. Those that differ much in length cannot be nearly equal.
+            comparable = [one for one in known if abs(len(one) - len(plain)) <= 3]
+            for setting in difflib.get_close_matches(plain, comparable, 1, _NEARLY_EQUAL):
+                yield f"there is no setting {name}; did you mean {setting}?"

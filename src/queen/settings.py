@@ -175,7 +175,11 @@ class Settings:
         "Data directory: spool, embedded PostgreSQL, and other local files.",
         default_text="the user's data directory (on Linux `~/.local/share/queen`); for root `/var/lib/queen`",
     )
-    db_pool_size: int = setting(10, whole(1, 1000), "Maximum number of PostgreSQL connections per worker.")
+    db_pool_size: int = setting(
+        10,
+        whole(1, 1000),
+        "Maximum number of PostgreSQL connections per worker and shard for what is not batched; batches add up to 25.",
+    )
     db_connection_timeout: int = setting(2000, INTERVAL_MS, "Timeout for connecting to PostgreSQL.", "ms")
     db_away_ms: int = setting(
         1500,
@@ -231,31 +235,31 @@ class Settings:
     )
 
     jwt_enabled: bool = setting(
-        False, FLAG, "Requests need a token (`Authorization: Bearer`) whose role admits what they ask."
+        False, FLAG, "Require a token (`Authorization: Bearer`) whose role permits the request."
     )
     jwt_algorithm: JwtAlgorithm = setting(
         "auto",
         one_of(JwtAlgorithm),
-        "How tokens are signed; `auto`: in any way that a key is set for. `RS256` admits RS384 and RS512 too.",
+        "Signature algorithm of tokens; `auto`: any for which a key is set. `RS256` also accepts RS384 and RS512.",
     )
-    jwt_secret: str = setting("", TEXT, "Secret that HS256 tokens are signed with.", secret=True)
+    jwt_secret: str = setting("", TEXT, "Secret for HS256 tokens.", secret=True)
     jwt_public_key: str = setting(
         "", TEXT, "Public key (PEM) that verifies RS256, ES256 or EdDSA tokens.", default_text=""
     )
-    jwt_jwks_url: str = setting("", URL, "Where an identity provider publishes its keys (JWKS).")
+    jwt_jwks_url: str = setting("", URL, "URL of the key set (JWKS) of an identity provider.")
     jwt_jwks_refresh_seconds: int = setting(
-        300, whole(1, 86_400), "How often the keys at `JWT_JWKS_URL` are fetched again.", "s"
+        300, whole(1, 86_400), "Interval at which the keys at `JWT_JWKS_URL` are fetched again.", "s"
     )
-    jwt_issuer: tuple[str, ...] = setting((), WORDS, "Issuers (`iss`) whose tokens are admitted; unset: any.")
+    jwt_issuer: tuple[str, ...] = setting((), WORDS, "Accepted issuers (`iss`); unset: any.")
     jwt_audience: tuple[str, ...] = setting(
-        (), WORDS, "Audiences (`aud`), one of which a token has to name; unset: any or none."
+        (), WORDS, "Accepted audiences (`aud`), one of which a token must name; unset: any or none."
     )
     jwt_clock_skew: int = setting(30, whole(0, 3600), "Tolerated clock skew of token issuers.", "s")
     jwt_roles_claim: str = setting("role", TEXT, "Claim that holds one role.")
     jwt_roles_array_claim: str = setting("roles", TEXT, "Claim that holds a list of roles.")
-    jwt_role_admin: str = setting("admin", TEXT, "What the role `admin` is called in tokens.")
-    jwt_role_read_write: str = setting("read-write", TEXT, "What the role `read-write` is called in tokens.")
-    jwt_role_read_only: str = setting("read-only", TEXT, "What the role `read-only` is called in tokens.")
+    jwt_role_admin: str = setting("admin", TEXT, "Name of the role `admin` in tokens.")
+    jwt_role_read_write: str = setting("read-write", TEXT, "Name of the role `read-write` in tokens.")
+    jwt_role_read_only: str = setting("read-only", TEXT, "Name of the role `read-only` in tokens.")
     jwt_queues_claim: str = setting(
         "queues", TEXT, "Claim that limits a token to queues and topics, a list of patterns such as `orders.*`."
     )
@@ -290,40 +294,47 @@ class Settings:
     queen_memory_mb: int = setting(
         0,
         whole(0, 2**20),
-        "Memory that all workers together may take, caches and what they need at rest included; 0: 512 MB for each "
-        "worker. From it follows how many bytes of requests and answers they hold at the same time; beyond that "
-        "clients get 429 or 503.",
+        "Memory of all workers together, with caches and what they need at rest; 0: 512 MB per worker. It limits the "
+        "bytes of requests and answers held at the same time; beyond that clients get 429 or 503.",
         "MB",
     )
     max_answer_bytes: int = setting(
         16777216,
         whole(65536, 2**31 - 1),
-        "Size at which the answer of a pop or dequeue ends, whatever `batch` it asks for: fewer messages are leased, "
-        "at least one. With little `QUEEN_MEMORY_MB` it is smaller.",
+        "Maximum size of the answer of a pop or dequeue: fewer messages than `batch` are leased where they would "
+        "exceed it, but at least one. Smaller where `QUEEN_MEMORY_MB` is small.",
         "bytes",
     )
-    max_push_items: int = setting(100_000, whole(1, 10**7), "Messages in one push; more are answered 413.")
-    max_ack_items: int = setting(50_000, whole(1, 10**7), "Acknowledgments in one request; more are answered 413.")
+    max_push_items: int = setting(
+        100_000, whole(1, 10**7), "Maximum number of messages in a push; more are answered 413."
+    )
+    max_ack_items: int = setting(
+        50_000, whole(1, 10**7), "Maximum number of acknowledgments in a request; more are answered 413."
+    )
     max_transaction_operations: int = setting(
-        10_000, whole(1, 10**7), "Operations in one transaction; more are answered 413."
+        10_000, whole(1, 10**7), "Maximum number of operations in a transaction; more are answered 413."
     )
     max_connections: int = setting(
-        10_000, whole(1, 10**6), "Connections that each worker may have; more are answered 503."
+        10_000, whole(1, 10**6), "Maximum number of connections per worker; more are answered 503."
     )
     max_connections_per_ip: int = setting(
-        0, whole(0, 10**6), "Connections that one address may have with each worker; 0: no such limit."
+        0, whole(0, 10**6), "Maximum number of connections per client address and worker; 0: unlimited."
     )
-    max_wait_ms: int = setting(
-        3_600_000, INTERVAL_MS, "The longest that a request may wait for messages, whatever it asks for.", "ms"
+    trusted_proxies: int = setting(
+        0,
+        whole(0, 100),
+        "Number of reverse proxies in front of the server: so many entries of `X-Forwarded-For` are trusted (audit "
+        "log, log, `IP_LIMIT_PER_MINUTE`, logins), and `X-Forwarded-Proto` (cookies).",
     )
+    max_wait_ms: int = setting(3_600_000, INTERVAL_MS, "Maximum long-poll timeout, whatever a request asks for.", "ms")
 
-    tls_cert: str = setting(
-        "", TEXT, "File with the certificate (PEM, and those above it); with it the server speaks TLS."
-    )
+    tls_cert: str = setting("", TEXT, "File with the certificate chain (PEM); with it the server uses TLS.")
     tls_key: str = setting("", TEXT, "File with the private key of `TLS_CERT`.")
-    tls_client_ca: str = setting("", TEXT, "File with the certificates (PEM) that those of clients are signed with.")
+    tls_client_ca: str = setting(
+        "", TEXT, "File with the CA certificates (PEM) that client certificates are signed by."
+    )
     tls_client_auth: TlsClientAuth = setting(
-        "off", one_of(TlsClientAuth), "Whether clients show a certificate of `TLS_CLIENT_CA`."
+        "off", one_of(TlsClientAuth), "Whether clients authenticate by a certificate that `TLS_CLIENT_CA` has signed."
     )
     tls_client_roles: tuple[tuple[str, str], ...] = setting(
         (),
@@ -334,10 +345,78 @@ class Settings:
     peer_ca: str = setting(
         "",
         TEXT,
-        "File with the certificates (PEM) that verify `QUEEN_PEERS` at `https://`; unset: those of the system.",
+        "File with the CA certificates (PEM) for `QUEEN_PEERS` at `https://`; unset: those of the system.",
     )
     queen_login: bool = setting(
-        False, FLAG, "The server itself has a login page for people, as `queen proxy` has (see docs/proxy.md)."
+        False, FLAG, "Serve a login page in the server itself, as `queen proxy` does (see docs/proxy.md)."
+    )
+    jwt_expires_in: str = setting("24h", TEXT, "With `QUEEN_LOGIN`: lifetime of a session, or `never`.")
+    node_env: str = setting("", TEXT, "With `QUEEN_LOGIN`: `production` sends cookies over HTTPS only.")
+    secure_cookies: bool = setting(False, FLAG, "With `QUEEN_LOGIN`: send cookies over HTTPS only, as with `TLS_CERT`.")
+    cookie_domain: str = setting(
+        "", TEXT, "With `QUEEN_LOGIN`: domain of the session cookie, valid on all of its hosts."
+    )
+    google_client_id: str = setting("", TEXT, "With `QUEEN_LOGIN`: client id for signing in with Google.")
+    google_client_secret: str = setting("", TEXT, "Secret of `GOOGLE_CLIENT_ID`.", secret=True)
+    google_redirect_uri: str = setting(
+        "", TEXT, "Redirect URI for Google: `/api/auth/google/callback` of this server, with its host."
+    )
+    google_allowed_domains: str = setting("", TEXT, "Email domains that may sign in with Google; unset: all.")
+    google_allowed_emails: str = setting(
+        "", TEXT, "Email addresses, or `/expressions/`, that may sign in with Google; unset: all."
+    )
+    google_auto_provision: bool = setting(False, FLAG, "Create a user at the first sign-in with Google.")
+    google_default_role: str = setting("read-only", TEXT, "Role of users created by `GOOGLE_AUTO_PROVISION`.")
+    oidc_issuer: str = setting(
+        "", TEXT, "Issuer URL of an OpenID provider to sign in with; its endpoints are discovered."
+    )
+    oidc_name: str = setting("", TEXT, "Name of the OpenID provider on the login page.")
+    oidc_client_id: str = setting("", TEXT, "With `QUEEN_LOGIN`: client id at the OpenID provider.")
+    oidc_client_secret: str = setting("", TEXT, "Secret of `OIDC_CLIENT_ID`.", secret=True)
+    oidc_redirect_uri: str = setting(
+        "", TEXT, "Redirect URI for the OpenID provider: `/api/auth/oidc/callback` of this server, with its host."
+    )
+    oidc_allowed_domains: str = setting(
+        "", TEXT, "Email domains that may sign in with the OpenID provider; unset: all."
+    )
+    oidc_allowed_emails: str = setting(
+        "", TEXT, "Email addresses, or `/expressions/`, that may sign in with the OpenID provider; unset: all."
+    )
+    oidc_auto_provision: bool = setting(False, FLAG, "Create a user at the first sign-in with the OpenID provider.")
+    oidc_default_role: str = setting("read-only", TEXT, "Role of users created by `OIDC_AUTO_PROVISION`.")
+    forward_auth_enabled: bool = setting(
+        False,
+        FLAG,
+        "With `QUEEN_LOGIN`: answer `/api/auth/forward-auth`, by which a reverse proxy authenticates requests.",
+    )
+    forward_auth_emit_headers: str = setting(
+        "Authorization",
+        TEXT,
+        "Headers in the answer to forward authentication: also `X-Auth-User`, `-Email`, `-Sub`, `-Role`, `-Groups`.",
+    )
+    forward_auth_always_mint: bool = setting(
+        False, FLAG, "Forward authentication: services get a token issued by this server in place of the caller's."
+    )
+    forward_auth_allowed_redirect_hosts: str = setting(
+        "", TEXT, "Hosts that a login may redirect to, besides this one and `COOKIE_DOMAIN`."
+    )
+    auth_host: str = setting("", TEXT, "Forward authentication: host of the login page, where it has one of its own.")
+    internal_jwt_signing_key: str = setting(
+        "", TEXT, "Forward authentication: secret for issued tokens.", secret=True, default_text="`JWT_SECRET`"
+    )
+    internal_jwt_private_key_pem: str = setting(
+        "",
+        TEXT,
+        "Forward authentication: RSA, EC (P-256, P-384) or Ed25519 key (PEM) for issued tokens, instead of the secret.",
+        secret=True,
+    )
+    internal_jwt_issuer: str = setting("queen-proxy", TEXT, "Forward authentication: issuer (`iss`) of issued tokens.")
+    internal_jwt_audience: str = setting("", TEXT, "Forward authentication: audience (`aud`) of issued tokens.")
+    internal_jwt_expires_in: str = setting("15m", TEXT, "Forward authentication: lifetime of issued tokens.")
+    internal_jwt_claims: str = setting(
+        "sub:sub,role:role,email:email,preferred_username:username",
+        TEXT,
+        "Forward authentication: claims of issued tokens, and the fields that they are filled with.",
     )
     queen_sqs: bool = setting(False, FLAG, "Serve Amazon's SQS at `/sqs` (see docs/sqs.md).")
     queen_sqs_keys: tuple[tuple[str, str, str, tuple[str, ...]], ...] = setting(
@@ -350,12 +429,10 @@ class Settings:
     queen_sqs_in_flight: int = setting(
         120_000,
         whole(0, 2**31 - 1),
-        "About how many messages of a queue of SQS may be received and not yet deleted (0: any number).",
+        "Approximate maximum number of messages in flight (received and not deleted) per SQS queue; 0: unlimited.",
         "messages",
     )
-    audit_retention_days: int = setting(
-        365, whole(1, 36500), "How long the audit log keeps what administrators did.", "days"
-    )
+    audit_retention_days: int = setting(365, whole(1, 36500), "Retention of the audit log.", "days")
 
     dedup_window_seconds: int = setting(
         3600,
@@ -589,6 +666,11 @@ class Settings:
     def answer_bytes(self) -> int:
         """Where the answer of a pop ends. There are several copies of it while it is made."""
         return min(self.max_answer_bytes, self.spare_memory_bytes // 12)
+
+    @property
+    def state_bytes(self) -> int:
+        """What the state of a streaming query may have that is read at a time: more than one cycle may write."""
+        return min(self.max_body_bytes, self.spare_memory_bytes // 4)
 
     @property
     def embedded(self) -> bool:

@@ -143,7 +143,7 @@ class SingleFlightCache(Generic[T]):
         return value
 
     async def _claim(self, host: HostCache[T], key: str) -> Cached[T] | Claim | None:
-        """The result of another worker, else the claim to compute it; None when neither is to be had in time."""
+        """The result of another worker, else the claim to compute it; None when neither is available in time."""
         deadline = self._clock() + _CLAIM_TIMEOUT_SECONDS
         try:
             while (claim := await asyncio.to_thread(host.look, key, self._clock())) is None:

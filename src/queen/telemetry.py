@@ -72,7 +72,7 @@ def stop_tracing(provider: TracerProvider, seconds: float) -> None:
 
 
 def _asked_for(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The variable that asks for spans, and the exporters it stands for."""
+    """The variable that enables spans, and the exporters it names."""
     named = environ.get("OTEL_TRACES_EXPORTER", "").strip()
     if named:
         exporters = tuple(name for part in named.split(",") if (name := part.strip().lower()) not in ("", "none"))

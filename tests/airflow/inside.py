@@ -55,6 +55,14 @@ def test_a_task_that_is_tried_again_pushes_nothing_twice(name: str) -> None:
     assert len(consume(name)) == 10
 
 
+def test_large_messages_are_pushed_in_requests_that_a_server_takes(name: str) -> None:
+    large = [{"order": number, "text": "x" * 1_000_000} for number in range(68)]
+    assert push(name, large) == {"queued": 68, "duplicates": 0}
+    # Each has the id of its place in the whole list.
+    assert push(name, large[:-1]) == {"queued": 0, "duplicates": 67}
+    assert [payload["order"] for payload in consume(name)] == list(range(68))
+
+
 def test_wrong_arguments_of_a_push(name: str) -> None:
     with pytest.raises(QueenError, match="partition_by 'store' is not a field of"):
         push(name, [{"shop": 1}], partition_by="store")

@@ -13,6 +13,8 @@ from queen.broker.batcher import Batcher
 from queen.broker.topics.batching import LIGHT, FairShare
 from queen.broker.topics.throttle import TenantThrottle
 from queen.errors import Overloaded
+from tests.support.ageing import until
+from tests.support.clock import Clock
 
 MUCH = LIGHT + 1
 
@@ -168,14 +170,19 @@ class TestThrottle:
     """A noisy tenant beside a quiet one that is served slowly."""
 
     @pytest.fixture
-    def throttle(self, tmp_path: Path) -> TenantThrottle:
-        return TenantThrottle(tmp_path, 0, 1, 4.0)
+    def clock(self) -> Clock[float]:
+        return Clock(1000.0)
 
-    async def annoy(self, throttle: TenantThrottle) -> None:
+    @pytest.fixture
+    def throttle(self, tmp_path: Path, clock: Clock[float]) -> TenantThrottle:
+        return TenantThrottle(tmp_path, 0, 1, 4.0, clock)
+
+    @pytest.fixture(autouse=True)
+    def annoy(self, throttle: TenantThrottle, clock: Clock[float]) -> None:
         for seconds in (0.001, 0.001, 0.1, 0.1, 0.1):
             for _ in range(6):
                 throttle.served(["quiet"], seconds)
-            await asyncio.sleep(0.11)
+            clock.now += 0.11
             throttle.heavy_batch()
             throttle.served(["quiet"], seconds)
         assert throttle.pause_of("noisy") >= 1
@@ -183,15 +190,14 @@ class TestThrottle:
     async def test_has_one_small_batch_at_a_time_over_all_lanes_and_pauses(self, throttle: TenantThrottle) -> None:
         stage = Stage()
         batchers = [stage.batcher(limit=5000, share=1000, most=10_000, throttle=throttle) for _ in range(2)]
-        await self.annoy(throttle)
         for number in range(4):
             for batcher in batchers:
                 batcher.submit(Work("noisy", number, MUCH))
         assert await stage.shown() == [[("noisy", 0), ("noisy", 1)]]
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
         stage.gates[0].set()
-        assert len(await stage.shown()) == 1, "it pauses"
-        await asyncio.sleep(0.3)
+        assert len(await stage.shown()) == 1, "it pauses as long as the batch took"
+        await until(lambda: len(stage.begun) == 2)
         assert (await stage.shown())[1:] == [[("noisy", 0), ("noisy", 1)]], "then the other batcher has its turn"
         batchers[0].submit(Work("quiet", 9))
         assert (await stage.shown())[2:] == [[("quiet", 9)]], "who has little to do does not wait for any of it"
@@ -205,7 +211,6 @@ class TestThrottle:
             done.extend(work.number for work in batch)
 
         batcher = fair(run, 5000, 1000, 100_000, throttle)
-        await self.annoy(throttle)
         for number in range(50):
             batcher.submit(Work("noisy", number, MUCH))
         async with asyncio.timeout(100):

@@ -29,11 +29,10 @@ class TestLeaseTime:
     async def test_messages_come_again_when_the_lease_has_ended(self, api: Api) -> None:
         await api.configure("q", leaseTime=1)
         await api.push("q", "a", "b")
-        first = await api.pop("q", batch=2)
-        assert await api.pop("q", batch=2) == []
         began = time.monotonic()
+        first = await api.pop("q", batch=2)
         again = await api.pop("q", batch=2, wait=True, timeout=60_000)
-        assert time.monotonic() - began > 0.5
+        assert time.monotonic() - began >= 1.0
         assert [message["data"] for message in again] == ["a", "b"]
         assert again[0]["leaseId"] != first[0]["leaseId"]
         (late,) = await api.ack(first[:1])
@@ -98,7 +97,6 @@ class TestRetries:
         await api.push("q", 1)
         began = time.monotonic()
         await api.ack(await api.pop("q"), "failed")
-        assert await api.pop("q") == []
         assert len(await api.pop("q", wait=True, timeout=60_000)) == 1
         assert time.monotonic() - began >= 0.7
 
@@ -239,16 +237,16 @@ class TestDelays:
         assert len(await waiting) == 1
 
     async def test_a_window_buffer_waits_until_a_partition_is_quiet(self, api: Api) -> None:
-        await api.configure("q", windowBuffer=1)
+        await api.configure("q", windowBuffer=2)
         for number in range(3):
+            await asyncio.sleep(0.4)
+            began = time.monotonic()
             await api.push("q", number)
             async with asyncio.timeout(100):
                 assert await api.pop("q", batch=10) == []
-            await asyncio.sleep(0.4)
-        began = time.monotonic()
         messages = await api.pop("q", batch=10, wait=True, timeout=60_000)
         assert [message["data"] for message in messages] == [0, 1, 2]
-        assert time.monotonic() - began > 0.3
+        assert time.monotonic() - began >= 2.0
 
     async def test_a_busy_partition_does_not_hold_up_a_quiet_one(self, api: Api, connection: Connection) -> None:
         await api.configure("q", windowBuffer=10)

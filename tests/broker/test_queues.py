@@ -10,7 +10,7 @@ import pytest
 from queen.http.api.resources import groups, queues
 from queen.http.server.message import Access
 from tests.conftest import StartServer
-from tests.support.ageing import Connection, broker_of, clean, until
+from tests.support.ageing import Connection, age, broker_of, clean, until
 from tests.support.api import Answer, Api
 
 DEFAULTS: dict[str, Any] = {
@@ -478,6 +478,7 @@ async def test_queues_are_searched_and_sorted_by_the_server(api: Api, path: str)
         ({"sort": "partitions", "order": "asc", "search": "l"}, ["Billing.b", "billing.a"], 2),
         ({"sort": "stored"}, ["shop", "Billing.b", "billing.a"], 3),
         ({"sort": "pending"}, ["shop", "billing.a", "Billing.b"], 3),
+        ({"sort": "density"}, ["Billing.b", "shop", "billing.a"], 3),
         ({"sort": "pending", "namespace": "billing"}, ["billing.a"], 1),
         ({"search": "%"}, [], 0),
     ):
@@ -490,6 +491,32 @@ async def test_queues_are_searched_and_sorted_by_the_server(api: Api, path: str)
             name for offset in range(total) for name in (await listed(api, path, limit=1, offset=offset, **query))[0]
         ]
         assert paged == everything, query
+
+
+@pytest.mark.parametrize("path", ["resources/queues", "status/queues"])
+async def test_queues_are_sorted_by_the_lag_of_the_group_that_is_furthest_behind(
+    api: Api, connection: Connection, path: str
+) -> None:
+    for name, seconds in (("late", 5000), ("latest", 90_000), ("soon", 100), ("done", 200), ("unread", 900_000)):
+        await api.push(name, *range(3), partition=name)
+        await age(connection, seconds, name)
+    for name in ("late", "latest", "soon"):
+        await api.pop(name, consumerGroup="slow", batch=1, autoAck=True)
+    for name in ("done", "soon"):
+        await api.pop(name, consumerGroup="quick", batch=10, autoAck=True)
+    for query, names, total in (
+        ({"sort": "lag"}, ["latest", "late", "soon", "done", "unread"], 5),
+        ({"sort": "lag", "order": "asc"}, ["unread", "done", "soon", "late", "latest"], 5),
+        ({"sort": "lag", "search": "LATE"}, ["latest", "late"], 2),
+    ):
+        assert await listed(api, path, limit=100, **query) == (names, total)
+        paged = [await listed(api, path, limit=1, offset=offset, **query) for offset in range(total)]
+        assert paged == [([name], total) for name in names]
+    queues = (await api.call("GET", f"/api/v1/{path}", sort="lag", limit=100)).body["queues"]
+    lags = {one["name"]: one.get("maxTimeLag") for one in queues}
+    assert (lags["done"], lags["unread"]) == (0, None)
+    assert lags["latest"] >= 90_000 > lags["late"] >= 5000 > lags["soon"] >= 100
+    assert all("maxTimeLag" not in one for one in (await api.call("GET", f"/api/v1/{path}", limit=9)).body["queues"])
 
 
 async def test_partitions_are_searched_and_sorted_by_the_server(api: Api) -> None:

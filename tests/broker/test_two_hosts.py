@@ -114,11 +114,11 @@ async def test_a_waiting_pop_finds_what_the_other_host_stored_without_peers_and_
     assert len(await there.pop("q", autoAck=True)) == 1
     for number in range(1, 3):
         waiting = asyncio.create_task(there.pop("q", wait=True, timeout=60_000, autoAck=True))
-        await until(lambda: _parked(there), 10)
+        await until(lambda: _parked(there))
         await here.push("q", number)
         assert [message["data"] for message in await waiting] == [number]
     waiting = asyncio.create_task(there.pop("not yet", wait=True, timeout=60_000, autoAck=True))
-    await until(lambda: _parked(there), 10)
+    await until(lambda: _parked(there))
     await here.push("not yet", 1)
     assert len(await waiting) == 1
 
@@ -132,7 +132,7 @@ async def test_a_waiting_pop_finds_what_a_lease_of_the_other_host_held(
     await here.push("q", 0, 1)
     (leased,) = await here.pop("q", batch=1)
     waiting = asyncio.create_task(there.pop("q", wait=True, timeout=60_000))
-    await until(lambda: _parked(there), 10)
+    await until(lambda: _parked(there))
     await here.ack([leased])
     assert [message["data"] for message in await waiting] == [1]
 

@@ -9,10 +9,15 @@ from typing import Any
 
 import pytest
 
-from queen.wire.ids import parse_partition_uuid
+from queen.broker.pop.requests import PopRequest, is_empty, unchanged
+from queen.errors import DatabaseUnavailable
+from queen.log.catalog import QUEUE_MODE, Partition, Queue
+from queen.wire.ids import partition_number
 from tests.conftest import StartServer
+from tests.support.ageing import age, broker_of, until
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, make_queue, stored_messages
+from tests.support.pausing import pause_after
 
 Pair = tuple[Api, Api]
 
@@ -51,6 +56,152 @@ async def test_an_ack_and_a_renewal_reach_a_lease_of_the_other_worker(pair: Pair
     results = await there.ack([*messages[3:], *messages[:3]])
     assert all(result["success"] for result in results)
     assert await here.pop("q") == await there.pop("q") == []
+
+
+async def test_a_lease_that_ends_while_the_other_reads_what_there_is_keeps_nothing_from_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.push("q", 1)
+    messages = await here.pop("q")
+    read, go_on = pause_after(monkeypatch, broker_of(there).database, "fetch", "ready_partitions")
+    waiting = asyncio.create_task(there.pop("q", wait=True, timeout=60_000))
+    await read.wait()
+    await here.ack(messages)
+    await until_notified(pair)
+    go_on.set()
+    await until_scanned(there, "q")
+    await here.push("q", 2)
+    async with asyncio.timeout(20):
+        assert payloads(await waiting) == [2]
+
+
+async def until_notified(pair: Pair) -> None:
+    """Notifications come in order: what is known of one is known of those before it."""
+    here, there = pair
+    await here.push("other", 1)
+    assert payloads(await there.pop("other", "Default", autoAck=True)) == [1]
+
+
+async def until_scanned(api: Api, queue: str) -> None:
+    lane = broker_of(api).popper._lanes.find(queue, QUEUE_MODE)
+    assert lane is not None
+    await until(lambda: lane.scanned_at is not None)
+
+
+async def test_a_group_starts_where_the_other_has_it_start_while_that_is_looked_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.push("q", "old")
+    read, go_on = pause_after(monkeypatch, broker_of(there).database, "fetch", "subscription")
+    popping = asyncio.create_task(there.pop("q", consumerGroup="g", autoAck=True))
+    await read.wait()
+    assert await here.pop("q", consumerGroup="g", subscriptionMode="new") == []
+    await until_notified(pair)
+    go_on.set()
+    assert await popping == []
+
+
+async def test_a_group_that_is_deleted_while_the_other_looks_it_up_is_one_group_to_both(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.push("q", 1)
+    assert payloads(await here.pop("q", consumerGroup="g", autoAck=True)) == [1]
+    read, go_on = pause_after(monkeypatch, broker_of(there).database, "fetch", "groups_by_names")
+    popping = asyncio.create_task(there.pop("q", consumerGroup="g", autoAck=True))
+    await read.wait()
+    assert (await here.call("DELETE", "/api/v1/consumer-groups/g")).status == 200
+    await until_notified(pair)
+    go_on.set()
+    assert payloads(await popping) == [1]
+    assert await here.pop("q", consumerGroup="g", autoAck=True) == []
+
+
+async def test_a_pop_of_several_queues_follows_one_that_is_changed_while_the_next_is_looked_up(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.push("a", 0)
+    await there.pop("a", autoAck=True)
+    popper = broker_of(there).popper
+    read, go_on = pause_after(monkeypatch, broker_of(there).database, "fetch", "queues_by_names")
+    answer = popper.pop(PopRequest(("a", "b"), wait=True, timeout=60), unchanged)
+    await read.wait()
+    await here.configure("a", leaseTime=7)
+    await until_notified(pair)
+    go_on.set()
+    await until(lambda: popper.parked_by_queue().get("b"))
+    await here.push("a", 1)
+    async with asyncio.timeout(30):
+        assert not is_empty(await answer)
+
+
+async def test_a_pop_whose_partition_could_not_be_looked_up_when_its_queue_was_changed_is_woken_all_the_same(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.push("q", 0)
+    waiting = asyncio.create_task(there.pop("q", "p", wait=True, timeout=60_000))
+    await until(lambda: broker_of(there).popper.parked)
+    catalog = broker_of(there).catalog
+    look_up, looking, go_on = catalog.partition, asyncio.Event(), asyncio.Event()
+
+    async def fail_once(queue: Queue, name: str) -> Partition | None:
+        if name == "p" and not looking.is_set():
+            looking.set()
+            await go_on.wait()
+            raise DatabaseUnavailable("gone")
+        return await look_up(queue, name)
+
+    monkeypatch.setattr(catalog, "partition", fail_once)
+    await here.push("q", 0)
+    await looking.wait()
+    await here.configure("q", leaseTime=7)
+    await until_notified(pair)
+    go_on.set()
+    await until(lambda: broker_of(there).popper.parked)
+    await here.push("q", 1, partition="p")
+    async with asyncio.timeout(30):
+        assert payloads(await waiting) == [1]
+
+
+async def test_ids_that_were_read_for_a_shorter_window_are_not_taken_for_those_of_a_longer_one(
+    pair: Pair, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.configure("q", dedupWindowSeconds=10)
+    with monkeypatch.context() as silent:
+        silent.setattr(broker_of(here).notifications.bus, "send", lambda datagram: None)
+        (first,) = await here.push("q", 1, ids=["t"])
+    await age(connection, 11)
+    read, go_on = pause_after(monkeypatch, broker_of(there).pusher._link, "fetch", "partition_histories")
+    pushing = asyncio.create_task(there.push("q", 2, ids=["u"]))
+    await read.wait()
+    await here.configure("q", dedupWindowSeconds=100)
+    await until_notified(pair)
+    go_on.set()
+    await pushing
+    (duplicate,) = await there.push("q", 3, ids=["t"])
+    assert (duplicate["status"], duplicate["message_id"]) == ("duplicate", first["message_id"])
+
+
+async def test_a_call_to_look_again_is_heard_while_what_there_is_is_read(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.push("q", 0)
+    assert payloads(await here.pop("q", autoAck=True)) == [0]
+    monkeypatch.setattr(broker_of(here).notifications.bus, "send", lambda datagram: None)
+    read, go_on = pause_after(monkeypatch, broker_of(there).database, "fetch", "ready_partitions")
+    waiting = asyncio.create_task(there.pop("q", wait=True, timeout=60_000))
+    await read.wait()
+    await here.push("q", 1)
+    await broker_of(there).notify("q", None)
+    go_on.set()
+    async with asyncio.timeout(30):
+        assert payloads(await waiting) == [1]
 
 
 @pytest.mark.parametrize("partition", [None, "p"])
@@ -221,9 +372,8 @@ async def test_an_ack_that_is_applied_is_answered_though_another_waits_for_a_loc
         await here.push("q", 0, partition=partition)
     popped = {partition: await there.pop("q", partition) for partition in "abc"}
     async with connection.transaction():
-        place = parse_partition_uuid(popped["b"][0]["partitionId"])
-        assert place is not None
-        await connection.execute("SELECT FROM queen.cursors WHERE partition_id = $1 FOR UPDATE", place[1])
+        blocked = partition_number(popped["b"][0]["partitionId"])
+        await connection.execute("SELECT FROM queen.cursors WHERE partition_id = $1 FOR UPDATE", blocked)
         first = asyncio.create_task(here.ack(popped["a"]))
         failure = asyncio.create_task(here.ack(popped["b"], ["failed"]))
         later = asyncio.create_task(here.ack(popped["c"]))

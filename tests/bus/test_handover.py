@@ -11,8 +11,6 @@ import pytest
 
 from tests.support.proxy import Proxy
 
-SECONDS = 15.0
-
 StartCandidate = Callable[[str], Awaitable["Candidate"]]
 
 
@@ -22,7 +20,7 @@ class Candidate:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
-    async def says(self, word: str, within: float = SECONDS) -> None:
+    async def says(self, word: str, within: float = 100.0) -> None:
         assert self.process.stdout is not None
         async with asyncio.timeout(within):
             assert await self.process.stdout.readline() == word.encode() + b"\n"

@@ -31,9 +31,9 @@ numbers = st.integers(0, 2**63 - 1)
 events = st.tuples(st.text(max_size=2), numbers, numbers, numbers, numbers, st.text(max_size=300))
 
 
-def refusal(gate: PacketValidator, frame: bytes) -> PacketRefusal | None:
+def refusal(validator: PacketValidator, frame: bytes) -> PacketRefusal | None:
     try:
-        gate.admit(frame)
+        validator.admit(frame)
     except PacketRefused as refused:
         return refused.reason
     return None
@@ -42,10 +42,10 @@ def refusal(gate: PacketValidator, frame: bytes) -> PacketRefusal | None:
 @given(st.lists(events, max_size=200), st.sampled_from([(), (KEY,)]))
 def test_events_arrive_as_they_were_sent(sent: list[Event], keys: tuple[bytes, ...]) -> None:
     frames = list(PacketWriter(7, PacketSigner(keys)).events(sent, DATAGRAM_BYTES))
-    gate = PacketValidator(PacketSigner(keys))
+    validator = PacketValidator(PacketSigner(keys))
     arrived: list[Event] = []
     for frame, count in frames:
-        packet, _ = gate.admit(frame)
+        packet, _ = validator.admit(frame)
         assert packet.boot == 7
         assert len(packet.events) == count
         assert len(frame) <= DATAGRAM_BYTES or count == 1
@@ -55,7 +55,7 @@ def test_events_arrive_as_they_were_sent(sent: list[Event], keys: tuple[bytes, .
 
 @given(st.binary(max_size=300), st.sampled_from([(), (KEY,)]))
 def test_any_bytes_are_refused_or_are_a_packet(data: bytes, keys: tuple[bytes, ...]) -> None:
-    for frame in (data, plain_frame(data), PacketSigner((KEY,)).seal(data)):
+    for frame in (data, plain_frame(data), PacketSigner((KEY,)).sign(data)):
         assert refusal(PacketValidator(PacketSigner(keys)), frame) in (None, *PacketRefusal)
 
 
@@ -78,11 +78,11 @@ def test_numbers_that_the_database_could_not_take_are_malformed(numbers: tuple[i
 
 
 def test_with_a_secret_only_the_right_signature_gets_in() -> None:
-    gate = PacketValidator(PacketSigner((KEY,)))
+    validator = PacketValidator(PacketSigner((KEY,)))
     heartbeat = Heartbeat("a:1", "b:2")
-    assert refusal(gate, PacketWriter(7, PacketSigner(())).heartbeat(heartbeat)) is PacketRefusal.UNSIGNED
-    assert refusal(gate, PacketWriter(7, PacketSigner((OTHER,))).heartbeat(heartbeat)) is PacketRefusal.FORGED
-    assert refusal(gate, PacketWriter(7, PacketSigner((KEY, OTHER))).heartbeat(heartbeat)) is None
+    assert refusal(validator, PacketWriter(7, PacketSigner(())).heartbeat(heartbeat)) is PacketRefusal.UNSIGNED
+    assert refusal(validator, PacketWriter(7, PacketSigner((OTHER,))).heartbeat(heartbeat)) is PacketRefusal.FORGED
+    assert refusal(validator, PacketWriter(7, PacketSigner((KEY, OTHER))).heartbeat(heartbeat)) is None
 
 
 def test_a_secret_can_be_changed_without_a_moment_of_deafness() -> None:
@@ -96,18 +96,18 @@ def test_a_secret_can_be_changed_without_a_moment_of_deafness() -> None:
 
 
 def test_a_packet_gets_in_once() -> None:
-    gate, writer = PacketValidator(PacketSigner((KEY,))), PacketWriter(7, PacketSigner((KEY,)))
+    validator, writer = PacketValidator(PacketSigner((KEY,))), PacketWriter(7, PacketSigner((KEY,)))
     frames = [writer.heartbeat(Heartbeat("a:1", "b:2")) for _ in range(5)]
-    assert [refusal(gate, frame) for frame in reversed(frames)] == [None] * 5
-    assert [refusal(gate, frame) for frame in frames] == [PacketRefusal.REPLAYED] * 5
+    assert [refusal(validator, frame) for frame in reversed(frames)] == [None] * 5
+    assert [refusal(validator, frame) for frame in frames] == [PacketRefusal.REPLAYED] * 5
 
 
 def test_what_another_worker_has_admitted_does_not_get_in_again() -> None:
-    gate, colleague = PacketValidator(PacketSigner((KEY,))), PacketValidator(PacketSigner((KEY,)))
+    validator, colleague = PacketValidator(PacketSigner((KEY,))), PacketValidator(PacketSigner((KEY,)))
     frame = PacketWriter(7, PacketSigner((KEY,))).heartbeat(Heartbeat("a:1", "b:2"))
     packet, _ = colleague.admit(frame)
-    gate.note(packet)
-    assert refusal(gate, frame) is PacketRefusal.REPLAYED
+    validator.note(packet)
+    assert refusal(validator, frame) is PacketRefusal.REPLAYED
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -177,6 +177,25 @@ def test_two_hosts_that_chose_the_same_name_are_two() -> None:
         members.received(heartbeat(1, "localhost"), second)
         members.received(heartbeat(2, "localhost"), second)
     assert (members.count(20), members.restarts) == (Tracked(2, 2, 0), 0)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 301, "a\nb", "a\x1b[2Jb", "a\x00", "ünicode", "a\u202eb"])
+def test_names_of_hosts_that_would_spoil_the_log_are_refused(name: str) -> None:
+    frame = PacketWriter(7, PacketSigner(())).heartbeat(Heartbeat(name, "there"))
+    assert refusal(PacketValidator(PacketSigner(())), frame) is PacketRefusal.MALFORMED
+
+
+def test_hosts_that_are_made_up_have_an_end_and_those_known_before_stay_alive() -> None:
+    members = Members(dead_after=5)
+    members.received(heartbeat(1, "real"), 0)
+    for boot in range(2, 5000):
+        members.received(heartbeat(boot, f"forged {boot}"), 1)
+    assert members.count(2).tracked == 1000
+    members.received(heartbeat(1, "real"), 7)
+    assert members.count(8) == Tracked(1000, 1, 999)
+    # Which are forgotten when nothing has come of them for a while.
+    members.received(heartbeat(1, "real"), 700)
+    assert members.count(700) == Tracked(1, 1, 0)
 
 
 def test_the_workers_of_a_host_have_one_number(tmp_path: Path) -> None:

@@ -264,6 +264,6 @@ def test_one_of_those_who_share_a_directory_leads_and_nobody_when_it_was_removed
     for leader in (one, other):
         leader.close()
     # As a worker does that ends after its supervisor, while another one still starts.
-    (directory / "speaker.lock").unlink()
+    (directory / "udp-leader.lock").unlink()
     directory.rmdir()
     assert not late.try_acquire()

@@ -16,11 +16,10 @@ from tests.support.ageing import until
 PUSH = {"items": [{"queue": "q", "payload": 1}]}
 
 
-async def test_peers_speak_tls_and_show_certificates(start_host: StartHost, tcp_ports: Ports, tmp_path: Path) -> None:
-    certificate, key = self_signed(["127.0.0.1"], 1)
-    paths = tmp_path / "cert.pem", tmp_path / "key.pem"
-    for path, text in zip(paths, (certificate, key), strict=True):
-        path.write_bytes(text)
+async def test_peers_speak_tls_and_show_certificates_new_ones_too(
+    start_host: StartHost, tcp_ports: Ports, tmp_path: Path
+) -> None:
+    paths = renew(tmp_path)
     ports = tcp_ports.free(2)
     hosts: list[Host] = []
     for name, port in zip(("here", "there"), ports, strict=True):
@@ -51,6 +50,23 @@ async def test_peers_speak_tls_and_show_certificates(start_host: StartHost, tcp_
             assert answer.status == 201
         assert await asyncio.wait_for(popping, 100) == [1], "told by the other host: nobody polls"
     assert list(hosts[1].stats.transports) == ["http"]
+
+    renew(tmp_path)
+    for host in hosts:
+        assert host.running.tls is not None
+        assert host.running.tls.reload()
+        for connection in tuple(host.running.http.connections):
+            connection.abort()
+    before = [host.stats.requests_sent for host in hosts]
+    await until(lambda: all(host.stats.requests_sent > was + 1 for host, was in zip(hosts, before, strict=True)))
+
+
+def renew(directory: Path) -> tuple[Path, Path]:
+    """Files with a new certificate and its key."""
+    paths = directory / "cert.pem", directory / "key.pem"
+    for path, text in zip(paths, self_signed(["127.0.0.1"], 1), strict=True):
+        path.write_bytes(text)
+    return paths
 
 
 async def _pop(client: aiohttp.ClientSession, url: str) -> list[int]:

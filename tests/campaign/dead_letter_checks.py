@@ -1,4 +1,4 @@
-"""What dead letters promise, checked on a history: a message that failed is dead or went round again, never both."""
+"""What dead letters promise, checked on a history: a message that failed is dead or was redriven, never both."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_dead_letters(workload: str, calls: Iterable[Call], final: DeadLetters)
 
     def report(kind: str, id: str) -> None:
         several = [pushes[id]] if id in pushes else []
-        text = f"{id}: {stored[id]} in the log, {dead[id]} dead, {copies[id]} sent round again"
+        text = f"{id}: {stored[id]} in the log, {dead[id]} dead, {copies[id]} redriven"
         found.append(Violation(workload, kind, text, (*several, *acks.get(id, ()))))
 
     for id in pushes:

@@ -27,6 +27,7 @@ import psutil
 import uvloop
 
 from tests.acceptance.served import Served, served
+from tests.campaign.sqs_requests import sqs_requests
 from tests.support.raw_websocket import TEXT, frame, handshake
 from tests.support.workers import worker_processes
 
@@ -42,7 +43,7 @@ _FRAMING = b"Host: localhost\r\nContent-Type: application/json\r\nContent-Length
 _END = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 # Streams without end, and what stops the server from taking part.
 _LEFT_OUT = ("/api/v1/events",)
-SETTINGS = {"MAX_WAIT_MS": "100", "DB_STATEMENT_TIMEOUT": "5000", "WEBSOCKET_PING_MS": "60000"}
+SETTINGS = {"MAX_WAIT_MS": "100", "DB_STATEMENT_TIMEOUT": "5000", "WEBSOCKET_PING_MS": "60000", "QUEEN_SQS": "true"}
 _INTERESTING: Sequence[bytes] = (
     b"", b"\x00", b"\xff", b"\r\n", b"\r\n\r\n", b"\n", b"%00", b"%ff", b"%", b"..", b"//", b"\\u0000", b"\\ud800",
     b"null", b"true", b"[]", b"{}", b'""', b"-1", b"0", b"1e400", b"9223372036854775808", b"-9223372036854775809",
@@ -93,12 +94,14 @@ class Findings:
 
 
 async def record(url: str) -> list[bytes]:
-    """Requests as they go over the wire: one for every route, with the example of its document or a good body."""
+    """Requests as they go over the wire: one for every route, with the example of its document or a good body.
+
+    The actions of SQS, which are in no document, are among them."""
     async with aiohttp.ClientSession() as session:
         async with session.get(f"{url}/openapi.json") as answer:
             document = await answer.json()
         lease = await _make_objects(session, url)
-    requests = []
+        requests = await sqs_requests(session, url)
     for path, operations in document["paths"].items():
         if path in _LEFT_OUT:
             continue

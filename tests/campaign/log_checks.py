@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from tests.campaign.history import Call, Outcome, Violation
@@ -56,6 +57,8 @@ class Rules:
     """Whether messages that waited in a spool keep their place among the others."""
     complete: bool = True
     """Whether every group has been given everything by the end."""
+    drained: bool = True
+    """Whether consumers went on until nothing came any more: then all of it has been acked."""
     releases: bool = False
     """Whether leases may end without an ack: consumers that disconnect, nack, or are sought."""
 
@@ -90,6 +93,7 @@ class LogChecker:
         for call in calls:
             by_op[call.op].append(call)
         self._pushes, self._pops = by_op["push"], [call for call in by_op["pop"] if call.ok and call.answer]
+        self._groups = {call.args["group"] for call in by_op["pop"] + by_op["ack"]}
         self._acks, self._seeks = by_op["ack"], [call for call in by_op["seek"] if call.possible]
         self._sends = self._read_sends()
 
@@ -180,8 +184,7 @@ class LogChecker:
     def _deliveries(self) -> dict[Key, list[tuple[Call, list[int]]]]:
         """By group and partition: pops and the offsets that each was given."""
         found: defaultdict[Key, list[tuple[Call, list[int]]]] = defaultdict(list)
-        groups = {call.args["group"] for call in self._pops} | {call.args["group"] for call in self._acks}
-        for group in groups:
+        for group in self._groups:
             for partition in self._log.partitions:
                 found[group, partition] = []
         for call in self._pops:
@@ -219,6 +222,17 @@ class LogChecker:
                 if message.offset not in given:
                     sent = [one.call for one in self._sends.get((partition, message.transaction_id), ())]
                     self._found("never delivered", f"{where}: {message.transaction_id} at {message.offset}", *sent)
+        if self._rules.drained and pops:
+            self._check_end(where, cursor, pops)
+
+    def _check_end(self, where: str, cursor: Cursor, pops: list[tuple[Call, list[int]]]) -> None:
+        """What was given and never acked has to come again."""
+        most, acked = cursor.most(inf, inf)
+        last = max(max(offsets) for _, offsets in pops)
+        if most <= last:
+            held = next(call for call, offsets in reversed(pops) if max(offsets) >= most)
+            text = f"{where}: nothing from {most} to {last} was acked, and it did not come again"
+            self._found("not delivered again", text, *([acked] if acked is not None else []), held)
 
     def _check_leases(self, where: str, group: str, partition: str, pops: list[tuple[Call, list[int]]]) -> None:
         """While a lease lives and nothing has ended it, its partition is given to nobody else of the group."""

@@ -241,12 +241,14 @@ def odd_answers(calls: Sequence[Call]) -> list[Violation]:
 
 
 def traceback_lines(site: Site) -> list[str]:
-    """Every traceback in the logs of the hosts, by its last line."""
+    """Every traceback in the logs of the hosts, by its last line, and every error that nobody was told of."""
     found: list[str] = []
     inside = False
     for line in site.log_lines():
         if line.startswith("Traceback (most recent call last)"):
             inside = True
+        elif "exception was never retrieved" in line:
+            found.append(line)
         elif inside and line and not line[0].isspace():
             inside = False
             found.append(line)

@@ -29,7 +29,8 @@ from tests.support.host import Host
 from tests.support.ports import free_port
 from tests.support.proxy import TcpProxy
 
-_POSTGRES_SETTINGS = {"fsync": "off", "max_connections": "100", "superuser_reserved_connections": "3"}
+_POSTGRES_SETTINGS = {"fsync": "off", "superuser_reserved_connections": "3"}
+_SHARD_CONNECTIONS = 100
 _STANDBY_SETTINGS = {"wal_level": "replica", "hot_standby": "on", "synchronous_commit": "on", "max_wal_senders": "10"}
 _HOST_SETTINGS = {
     "RETENTION_INTERVAL": "500",
@@ -253,6 +254,7 @@ async def running(directory: Path, shape: Shape) -> AsyncIterator[Site]:
 async def _start_postgres(site: Site, stack: AsyncExitStack) -> None:
     disk = _small_disk(site, "postgres-disk", _POSTGRES_MB, stack)
     settings = _POSTGRES_SETTINGS | (_STANDBY_SETTINGS if site.shape.standby else {})
+    settings["max_connections"] = str(_SHARD_CONNECTIONS * site.shape.shards)
     if disk is not None:
         settings |= {"max_wal_size": "128MB", "min_wal_size": "64MB"}
     site.nodes.append(Node((disk or site.directory) / "a", dict(settings)))

@@ -1,4 +1,4 @@
-"""Twenty seconds of the campaign: all kinds of load on one server, faults of all kinds from a fixed seed."""
+"""Two minutes of the campaign: all kinds of load on one server, faults of all kinds from a fixed seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.campaign.report import shown
 from tests.campaign.rounds import Plan, run_round
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_nothing_is_lost_doubled_or_reordered_whatever_fails(tmp_path: Path) -> None:
     workloads = (
         "log",
@@ -23,10 +23,10 @@ async def test_nothing_is_lost_doubled_or_reordered_whatever_fails(tmp_path: Pat
         "websocket",
         "retention",
     )
-    plan = Plan(seed=16, seconds=20, workloads=workloads, storms=False, pause=0.4)
+    plan = Plan(seed=16, seconds=120, workloads=workloads, storms=False, pause=3.0, pace=4.0)
     totals, violations = await run_round(plan, tmp_path)
     assert not violations, f"{shown(violations)}\nagain: {plan.command}"
-    assert sum(totals.faults.values()) > 2, "hardly anything was tried"
+    assert sum(totals.faults.values()) > 8, "hardly anything was tried"
 
 
 @pytest.mark.soak

@@ -58,7 +58,7 @@ class Script:
 
     def check_log(self, *stored: str, **rules: Any) -> list[str]:
         log = Log({"p": [Message(offset, f"m-{id}", id) for offset, id in enumerate(stored)]})
-        return kinds(LogChecker(self.calls, log, Rules("w", LEASE, **rules)).check())
+        return kinds(LogChecker(self.calls, log, Rules("w", LEASE, **{"drained": False} | rules)).check())
 
 
 def kinds(violations: list[Violation]) -> list[str]:
@@ -166,6 +166,30 @@ def test_a_group_that_skips_a_message_is_found(script: Script) -> None:
     script.push("a", "b")
     script.pop("b")
     assert script.check_log("a", "b") == ["skipped", "never delivered"]
+
+
+def test_a_group_that_is_given_nothing_at_all_is_found(script: Script) -> None:
+    script.push("a")
+    script.pop("a")
+    script.ack("a")
+    script.pop(group="other")
+    assert script.check_log("a") == ["never delivered"]
+
+
+def test_what_was_given_last_and_not_acked_comes_again(script: Script) -> None:
+    script.push("a", "b")
+    script.pop("a", "b")
+    script.ack("a")
+    assert script.check_log("a", "b", drained=True) == ["not delivered again"]
+    late = script.ack("b", success=False)
+    assert script.check_log("a", "b", drained=True) == ["not delivered again"]
+    late.outcome = UNKNOWN
+    assert script.check_log("a", "b", drained=True) == []
+    script.seek(0)
+    assert script.check_log("a", "b", drained=True) == ["not delivered again"]
+    script.pop("a", "b", lease="l2")
+    script.ack("a", "b", lease="l2")
+    assert script.check_log("a", "b", drained=True) == []
 
 
 def test_two_consumers_with_the_same_messages_at_once_are_found(script: Script) -> None:
@@ -313,9 +337,15 @@ def settle(script: Script, how: str, *ids: int, owner: str = "o", success: bool 
     return script.add(how, {"owner": owner, "ids": list(ids)}, [success] * len(ids))
 
 
-def check_topic(script: Script, left: set[int] | None = None, strict: bool = True) -> list[str]:
-    state = TopicState(left or set(), set())
-    return kinds(TopicChecker(script.calls, state, TopicRules("w", LEASE, strict)).check())
+def check_topic(
+    script: Script,
+    left: set[int] | None = None,
+    strict: bool = True,
+    drained: bool = False,
+    dead: set[int] | None = None,
+) -> list[str]:
+    state = TopicState(left or set(), dead or set())
+    return kinds(TopicChecker(script.calls, state, TopicRules("w", LEASE, strict, drained)).check())
 
 
 def test_a_topic_in_which_all_is_well_has_no_violation(script: Script) -> None:
@@ -339,6 +369,18 @@ def test_an_item_after_its_ack_is_found(script: Script) -> None:
     settle(script, "ack", 1)
     dequeue(script, (1, "a", 0), owner="other")
     assert check_topic(script, {1}) == ["there after its ack", "doubled after its ack"]
+
+
+def test_an_item_that_was_given_and_not_acked_comes_again_or_is_dead(script: Script) -> None:
+    enqueue(script, (1, "a", 0, 0), (2, "b", 0, 0))
+    dequeue(script, (1, "a", 0), (2, "b", 0))
+    settle(script, "ack", 1)
+    late = settle(script, "ack", 2, success=False)
+    assert check_topic(script, drained=True) == ["lost"]
+    assert check_topic(script, {2}, drained=True) == ["not delivered again"]
+    assert check_topic(script, dead={2}, drained=True) == []
+    late.outcome = UNKNOWN
+    assert check_topic(script, drained=True) == []
 
 
 def test_an_item_that_two_hold_is_found(script: Script) -> None:
@@ -410,7 +452,8 @@ def test_a_violation_shows_the_calls_that_matter_and_no_others(script: Script) -
     script.ack("a", "b")
     script.pop("b", lease="l2")
     log = Log({"p": [Message(offset, f"m-{id}", id) for offset, id in enumerate(("a", "b", "unrelated"))]})
-    (violation,) = LogChecker(script.calls, log, Rules("w", LEASE, complete=False)).check()
+    rules = Rules("w", LEASE, complete=False, drained=False)
+    (violation,) = LogChecker(script.calls, log, rules).check()
     assert [call.op for call in violation.calls] == ["push", "ack", "pop"]
     assert "unrelated" not in str(violation)
     assert len(str(violation).splitlines()) == 4

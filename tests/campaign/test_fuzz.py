@@ -7,8 +7,10 @@ from pathlib import Path
 
 import msgspec
 
+from queen.http.sqs.endpoint import ACTIONS
 from tests.acceptance.served import served
 from tests.campaign.fuzz import SETTINGS, Mutator, fuzz, is_complete, is_framed
+from tests.campaign.sqs_requests import good_calls
 
 
 async def test_mutated_requests_and_frames_never_harm_the_server(tmp_path: Path) -> None:
@@ -17,6 +19,10 @@ async def test_mutated_requests_and_frames_never_harm_the_server(tmp_path: Path)
     assert not findings.failures, findings.text()
     assert findings.statuses[200] > 50, findings.text()
     assert findings.statuses[400] > 500, findings.text()
+
+
+def test_every_action_of_sqs_is_recorded() -> None:
+    assert {action for action, _ in good_calls("q", "handle", {}, "dead", "arn")} == set(ACTIONS)
 
 
 def test_the_same_seed_makes_the_same_requests() -> None:

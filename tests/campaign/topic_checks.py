@@ -26,11 +26,14 @@ class TopicState(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicRules:
-    """`strict`: what is answered to an enqueue is there for the next dequeue, in its place."""
+    """`strict`: what is answered to an enqueue is there for the next dequeue, in its place.
+
+    `drained`: consumers went on until nothing came any more, so that everything has been acked, or is a dead letter."""
 
     workload: str
     lease_seconds: float
     strict: bool = True
+    drained: bool = True
 
 
 class TopicChecker:
@@ -67,6 +70,8 @@ class TopicChecker:
             if id not in self._given:
                 where = "left" if id in self._final.left else "nowhere"
                 self._found("lost" if where == "nowhere" else "never delivered", f"{name} ({id}) is {where}", call)
+        if self._rules.drained:
+            self._check_unacked()
         return self._violations
 
     def _found(self, kind: str, text: str, *calls: Call) -> None:
@@ -106,6 +111,19 @@ class TopicChecker:
             for given in self._given.get(id, ()):
                 if given.began > call.ended:
                     self._found("doubled after its ack", str(id), call, given)
+
+    def _check_unacked(self) -> None:
+        """What was given and never acked has to come again, until it is a dead letter."""
+        acked: set[int] = set()
+        for call in self._ends:
+            if call.op == "ack":
+                answers = call.answer if call.ok else [True] * len(call.args["ids"])
+                acked |= {id for id, success in zip(call.args["ids"], answers, strict=True) if success}
+        for id, calls in self._given.items():
+            if id in self._final.left:
+                self._found("not delivered again", f"{id} is left", calls[-1])
+            elif id not in acked and id not in self._final.dead:
+                self._found("lost", f"{id} is nowhere, and was never acked", *calls)
 
     def _check_leases(self, id: int, calls: list[Call]) -> None:
         for held, other in pairwise(calls):

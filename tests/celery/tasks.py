@@ -18,6 +18,7 @@ app = Celery(
 app.conf.update(
     broker_transport_options={"visibility_timeout": float(os.environ.get("QUEEN_TEST_LEASE", "30"))},
     broker_connection_retry_on_startup=True,
+    result_backend_transport_options={"retry_policy": {"timeout": 100}},
     task_track_started=True,
     worker_send_task_events=True,
     task_send_sent_event=True,
@@ -42,6 +43,11 @@ def add(left: int, right: int) -> int:
 @app.task
 def total(numbers: list[int]) -> int:
     return sum(numbers)
+
+
+@app.task
+def joined(words: list[str]) -> str:
+    return " ".join(words)
 
 
 @app.task(bind=True)

@@ -75,3 +75,16 @@ def test_a_part_of_a_chord_is_stored_and_counted_in_one_request(app: Celery, req
     assert backend.get(done) == 1
     app.backend._cache.clear()
     assert app.AsyncResult("part").get(timeout=60) == 8
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_an_error_of_any_size_is_stored_as_far_as_a_key_takes_it(app: Celery, serializer: str) -> None:
+    app.conf.update(result_serializer=serializer, result_accept_content=["json", "pickle"], result_extended=True)
+    request = Context(id="large", args=["y" * 2_000_000], kwargs={}, delivery_info=None)
+    error = KeyError("x" * 2_000_000, 7)
+    app.backend.mark_as_failure("large", error, traceback="first\n" + "last\n" * 400_000, request=request)
+    result = app.AsyncResult("large")
+    with pytest.raises(KeyError if serializer == "json" else RuntimeError, match="xxxxx"):
+        result.get(timeout=60)
+    assert result.state == "FAILURE"
+    assert result.traceback.endswith("last\n") and len(result.traceback) < 100_000

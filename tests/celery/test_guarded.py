@@ -71,7 +71,7 @@ def test_a_worker_runs_tasks_with_a_limited_token(
     with celery_worker(url, tmp_path, "guarded", "-P", "solo"):
         assert tasks.add.delay(2, 3).get(timeout=_SECONDS) == 5
         assert chord((tasks.add.s(i, i) for i in range(3)), tasks.total.s())().get(timeout=_SECONDS) == 6
-        assert tasks.app.control.ping(timeout=5, limit=1) == [{"guarded@test": {"ok": "pong"}}]
+        assert tasks.app.control.ping(timeout=_SECONDS, limit=1) == [{"guarded@test": {"ok": "pong"}}]
     tasks.app.close()
 
 

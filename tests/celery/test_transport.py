@@ -228,6 +228,7 @@ def test_an_item_that_is_no_message_of_kombu_does_not_stop_the_consumer(
     with sink.consumer:
         assert sink.drain(1) == ["kombu"]
     assert "is not a message of Kombu" in caplog.text
+    block_until(lambda: namespace.counts("jobs")["dead"] == 1, "the item to be a dead letter")
 
 
 def test_an_unreachable_server_is_an_operational_error() -> None:

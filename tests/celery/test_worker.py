@@ -58,6 +58,10 @@ def test_a_task_returns_its_result(application: Application) -> None:
     assert application.app.AsyncResult(result.id).state == "SUCCESS"
 
 
+def test_arguments_and_results_may_have_lone_surrogates(application: Application) -> None:
+    assert application.tasks.joined.delay(["caf\udce9", "żółw"]).get(timeout=_SECONDS) == "caf\udce9 żółw"
+
+
 def test_a_failed_task_raises_its_error(application: Application) -> None:
     with pytest.raises(TypeError):
         application.tasks.add.delay(2, "3").get(timeout=_SECONDS)

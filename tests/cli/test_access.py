@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -97,6 +98,12 @@ def test_the_command_line_uses_a_token(cli: Cli, name: str, monkeypatch: pytest.
     refused = cli("queue", "delete", name, "--yes")
     assert refused.code != 0
     assert "Insufficient permissions" in refused.err
+    monkeypatch.setenv("QUEEN_TOKEN", create_token(cli, "other", "--queue", "other.*"))
+    foreign = cli("push", name, "--data", "{}")
+    assert foreign.code == 3
+    assert f"the token is not for the queue '{name}'; use a token that may" in foreign.err
+    monkeypatch.setenv("QUEEN_TOKEN", "two\nlines")
+    assert cli("queue", "list").err.startswith("queen: the token holds control characters")
 
 
 def test_what_a_token_says_is_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +151,9 @@ def test_a_user_from_the_first_day_to_the_last(
     assert f"added {name}, admin" in typing.text
     assert PASSWORD not in typing.text, "it is not shown while it is typed"
     assert "there is a user with the name" in cli("user", "add", name, "--no-password").err
-    assert name in cli("user", "list").out
+    (row,) = [row for row in cli("user", "list").json if row["username"] == name]
+    assert (row["role"], row["email"], row["state"]) == ("admin", f"{name}@example.com", "active")
+    assert name in cli("user", "list", "-o", "name").out.splitlines()
     cookie = log_in(server, name)
     assert cookie is not None
     delete = ("DELETE", f"/api/v1/resources/queues/{name}")
@@ -152,7 +161,9 @@ def test_a_user_from_the_first_day_to_the_last(
     assert cli("user", "role", name, "read-write").out == f"{name}: admin -> read-write\n"
     assert ask(server, *delete, cookie=cookie)[0] == 403, "at once, in the session that is open"
     assert ask(server, *delete, token=cookie.partition("=")[2])[0] == 403
-    assert "login" in cli("user", "sessions", name).out
+    (session,) = cli("user", "sessions", name).json
+    assert set(session) == {"begun", "expires", "from", "what"}
+    assert cli("user", "sessions", name, "-o", "table").out.startswith("BEGUN ")
     assert cli("user", "sessions", name, "--revoke").code == 0
     assert push(server, name, cookie=cookie) == 401
     assert push(server, name, token=cookie.partition("=")[2]) == 401, "nor is it any good as a token"
@@ -172,8 +183,8 @@ def test_a_user_from_the_first_day_to_the_last(
     assert f"there is no user '{name}'" in cli("user", "delete", name).err
     monkeypatch.setenv("QUEEN_TOKEN", create_token(cli, "root", "--role", "admin"))
     noted = cli("audit", "--action", "user", "--limit", "50", "-o", "json").json
-    mine = [(entry["action"], entry["after"]) for entry in noted if entry["object"] == name][::-1]
-    assert [action for action, _ in mine] == [
+    mine = [entry for entry in noted if entry["object"] == name][::-1]
+    assert [entry["action"] for entry in mine] == [
         "user add",
         "user role",
         "user revoke",
@@ -182,7 +193,10 @@ def test_a_user_from_the_first_day_to_the_last(
         "user enable",
         "user delete",
     ]
-    assert mine[1][1] == {"before": "admin", "role": "read-write"}
+    assert (mine[1]["before"], mine[1]["after"]) == ({"role": "admin"}, {"role": "read-write"})
+    assert (mine[4]["before"], mine[4]["after"]) == ({"disabled": False}, {"disabled": True})
+    assert mine[-1]["before"] == {"role": "read-write", "email": f"{name}@example.com"}
+    assert {entry["address"] for entry in mine} == {socket.gethostname()}
 
 
 def test_a_user_is_made_by_answering_questions(cli: Cli, server: Served, name: str, terminal: OpenTerminal) -> None:
@@ -200,6 +214,13 @@ def test_a_user_is_made_by_answering_questions(cli: Cli, server: Served, name: s
     lines = typing.text.split()
     assert f"added {name}, read-write" in typing.text
     assert push(server, name, token=lines[-1]) == 201
+    assert log_in(server, name) is not None
+
+
+def test_a_password_can_come_from_stdin(cli: Cli, server: Served, name: str) -> None:
+    missing = cli("user", "add", name)
+    assert (missing.code, missing.err) == (1, "queen: there is no password: write it to stdin, or pass --password\n")
+    assert cli("user", "add", name, stdin=f"{PASSWORD}\n").code == 0
     assert log_in(server, name) is not None
 
 
@@ -237,6 +258,7 @@ def test_the_audit_log_shows_before_and_after(
     assert ask(server, "DELETE", f"/api/v1/resources/queues/{name}", token=token)[0] == 200
     monkeypatch.setenv("QUEEN_TOKEN", token)
     entries = cli("audit", "--actor", f"{name}-admin", "-o", "json").json[::-1]
+    assert cli("audit", "--actor", f"{name}-admin", "-n", 1).json == entries[-1:]
     assert {entry["address"] for entry in entries} == {"127.0.0.1"}
     made, changed, topic_made, topic_changed, sought, quota, deleted = entries
     assert made["before"] is None
@@ -260,3 +282,17 @@ def test_a_certificate_to_begin_with(cli: Cli, tmp_path: Path) -> None:
     assert (tmp_path / "tls" / "key.pem").stat().st_mode & 0o777 == 0o600
     assert f"TLS_CERT={tmp_path}/tls/cert.pem TLS_KEY={tmp_path}/tls/key.pem queen serve" in made.out
     assert "exists already" in cli("cert", tmp_path / "tls").err
+
+
+def test_a_person_logs_in_and_out_at_a_server(
+    no_server: Cli, server: Served, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUEEN_USER_PASSWORD", PASSWORD)
+    assert no_server("user", "add", name, "--role", "read-write").code == 0
+    login = ("login", "--method", "password", "-u", name, "--server", server.url, "--no-keychain")
+    assert no_server(*login, "--password", "wrong").code == 3
+    assert no_server(*login, stdin=f"{PASSWORD}\n").code == 0
+    assert no_server("push", name, "--data", "{}").code == 0
+    assert no_server("queue", "delete", name, "--yes").code == 3
+    assert no_server("logout").code == 0
+    assert no_server("push", name, "--data", "{}").code == 3

@@ -13,6 +13,8 @@ from queen.cli.tools import backup as backup_module
 from queen.embedded import EmbeddedPostgres
 from tests.cli.conftest import Cli, new_database, serving
 
+PUSH = "(SELECT oid FROM pg_proc WHERE proname = 'push' AND pronamespace = 'queen'::regnamespace)"
+
 
 @pytest.fixture
 def source(postgres: EmbeddedPostgres) -> str:
@@ -58,6 +60,13 @@ def test_everything_comes_back_as_it_was(
     onto = ("--database-url", target, "--data-dir", tmp_path / "new" / "data")
     restored = no_server("restore", tmp_path / "backup", *onto)
     assert restored.code == 0, restored.err
+    # Rights of functions are not those of a new database, in which everybody may execute them.
+    for role, rights in (("queen_producer", "true"), ("public", "false")):
+        for right in (
+            f"has_schema_privilege('{role}', 'queen', 'USAGE')",
+            f"has_function_privilege('{role}', {PUSH}, 'EXECUTE')",
+        ):
+            assert str(asyncio.run(query(target, f"SELECT {right}"))).lower() == rights, (role, right)
     with serving(target, tmp_path / "new") as server:
         monkeypatch.setenv("QUEEN_SERVER", server.url)
         assert no_server("maintenance", "get").json["maintenanceMode"] is True

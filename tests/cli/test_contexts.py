@@ -99,6 +99,11 @@ def test_options_win_over_variables_and_these_over_contexts(tmp_path: Path) -> N
     assert resolved({"context": "c"}, QUEEN_CONTEXT="b", QUEEN_TOKEN="t") == ("http://c:1", "t", False)
     assert resolved({"context": "c"}, QUEEN_SERVER="http://e:1") == ("http://e:1", None, False)
     assert resolved({"server": "http://s:1", "token": "x"}, QUEEN_SERVER="http://e:1") == ("http://s:1", "x", False)
+    # Another server is not given the token of the current context, unless that context is asked for.
+    assert resolved({"server": "http://s:1"}) == ("http://s:1", None, False)
+    assert resolved({}, QUEEN_SERVER="http://e:1") == ("http://e:1", None, False)
+    assert resolved({"server": "http://a:1/"}) == ("http://a:1", "tok-a", False)
+    assert resolved({"server": "http://s:1", "context": "b"}) == ("http://s:1", "from-file", True)
 
 
 def test_without_a_server_ping_ends_with_1_and_a_server_that_does_not_answer_with_2(
@@ -110,8 +115,22 @@ def test_without_a_server_ping_ends_with_1_and_a_server_that_does_not_answer_wit
     assert "no server is configured" in ran.err
     ran = no_server("--server", "http://127.0.0.1:1", "queue", "list")
     assert ran.code == 2
-    assert ran.err.startswith("queen: cannot reach http://127.0.0.1:1")
-    assert ran.err.count("\n") == 1
+    assert ran.err == (
+        "queen: cannot reach http://127.0.0.1:1: connection refused; "
+        "start it (queen serve), or name another: --server\n"
+    )
+    nowhere = no_server("--server", "http://nowhere.invalid", "queue", "list")
+    assert nowhere.err.startswith("queen: cannot reach http://nowhere.invalid: ")
+    assert "Cannot connect" not in nowhere.err
+
+
+def test_a_server_of_another_kind_is_named_as_such(cli: Cli, server: Served) -> None:
+    ran = cli("queue", "list", "--server", f"{server.url}/elsewhere")
+    assert ran.code == 2
+    assert "is it a Queen server? --server names another" in ran.err
+    tls = cli("queue", "list", "--server", server.url.replace("http:", "https:"))
+    assert tls.code == 2
+    assert tls.err.endswith("it does not speak TLS; use http:// in place of https://\n")
 
 
 class _Proxy(http.server.BaseHTTPRequestHandler):
@@ -171,6 +190,23 @@ def test_a_login_is_kept_and_refusals_end_with_3(no_server: Cli, proxy: str) -> 
     assert no_server("logout").code == 0
     assert no_server("queue", "list").code == 3
     assert no_server("login", "--server", proxy, "--method", "magic").code == 1
+
+
+def test_a_login_at_another_server_leaves_the_current_context_as_it_was(no_server: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    login = ("login", "--token", "t", "--no-keychain", "--server")
+    assert no_server(*login, "https://production").code == 0
+    before = file.read_text()
+    refused = no_server(*login, "https://other")
+    assert refused.code == 1
+    assert refused.err.startswith('queen: context "default" is for https://production')
+    assert file.read_text() == before
+    assert no_server(*login, "https://production/").code == 0
+    assert no_server("config", "set-context", "other", "--server", "https://other").code == 0
+    assert no_server(*login, "https://other", "--context", "other").code == 0
+    assert no_server("config", "current-context").out == "default\n"
+    assert no_server(*login, "https://moved", "--context", "default").code == 0
+    assert yaml.safe_load(file.read_text())["contexts"][0]["server"] == "https://moved"
 
 
 def test_a_server_that_wants_tokens_takes_them_by_role(no_server: Cli, server: Served, tmp_path: Path) -> None:

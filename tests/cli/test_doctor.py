@@ -92,7 +92,7 @@ def test_a_server_whose_postgresql_is_gone(cli: Cli, postgres: EmbeddedPostgres,
         block_until(lambda: "ready" in problems(cli, *at), "the server notices")
         found = problems(cli, *at, "--database-url", database)
         assert found["ready"]["status"] == "fail"
-        assert found["ready"]["found"].startswith("PostgreSQL refuses: ")
+        assert "is not currently accepting connections" in found["ready"]["found"]
         assert found["ready"]["remedy"].startswith("start PostgreSQL")
         assert found["ready"]["remedy"].endswith("pushes are buffered meanwhile")
         assert found["postgresql"]["status"] == "fail"
@@ -157,8 +157,27 @@ def test_groups_that_are_behind_leases_that_are_held_and_dead_letters(cli: Cli, 
     assert found["lag"]["found"] == f"slow on {name}: 2 messages, 2h00m"
     assert f"queen group seek slow {name} --to end" in found["lag"]["remedy"]
     assert found["leases"]["found"] == f"slow on {name}/{name} holds a lease, 2h00m behind"
+    assert "shorten --lease-time" in found["leases"]["remedy"]
     assert found["dead letters"]["found"] == "1"
     assert "queen dlq redrive" in found["dead letters"]["remedy"]
+    cli("queue", "delete", name, "--yes")
+
+
+def test_a_lease_that_has_ended_is_held_by_nobody(cli: Cli, server: Served, name: str) -> None:
+    cli("push", name, "--partition", name, stdin="1")
+    cli("pop", name, "--cg", "gone")
+
+    async def end_it() -> None:
+        connection = await asyncpg.connect(server.dsn)
+        await age(connection, 7200, name)
+        ended = "UPDATE queen.cursors SET lease_until = now() - interval '1 hour' WHERE lease_until > now()"
+        await connection.execute(ended)
+        await connection.close()
+
+    asyncio.run(end_it())
+    found = problems(cli)
+    assert found["lag"]["found"] == f"gone on {name}: 1 messages, 2h00m"
+    assert "leases" not in found
     cli("queue", "delete", name, "--yes")
 
 
@@ -260,6 +279,10 @@ def test_a_server_with_a_certificate_that_nobody_trusts(
             "certificate": "fail",
         }
         assert set(problems(cli, *at, "--insecure")) == {"certificate"}
+        refused = cli("queue", "list", *at)
+        assert refused.code == 2
+        assert "its certificate is not trusted (self" in refused.err
+        assert refused.err.endswith("have this host trust its issuer (SSL_CERT_FILE), or pass --insecure\n")
 
 
 @pytest.mark.parametrize(
@@ -298,6 +321,7 @@ def test_a_server_that_listens_to_every_address(cli: Cli, server: Served, tmp_pa
     [
         ("fsync", "off", "on"),
         ("full_page_writes", "off", "on"),
+        ("data_checksums", "off", "on"),
         ("autovacuum", "off", "on"),
         ("track_counts", "off", "on"),
         ("synchronous_commit", "off", "local"),

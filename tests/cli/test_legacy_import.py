@@ -274,6 +274,24 @@ def test_a_difference_is_found(no_server: Cli, old: Old, target: str) -> None:
     assert "both sides differ on orders" in ran.err
 
 
+def test_what_the_old_server_has_removed_since_is_no_difference(no_server: Cli, old: Old, target: str) -> None:
+    partition = old.partition(old.queue("orders"), "Default")
+    for number in range(6):
+        old.message(partition, number, number)
+    take = ("import", "--from", old.dsn, "--database-url", target, "--verify", "--batch", 2)
+    assert no_server(*take).code == 0
+    # Its retention removes the oldest, and somebody deletes one in the middle.
+    old.run("DELETE FROM queen.messages WHERE transaction_id IN ('t-0', 't-1', 't-3')")
+    old.message(partition, 6, 6)
+    ran = no_server(*take)
+    assert ran.code == 0, ran.err
+    (row,) = ran.json
+    assert (row["messages"], row["new"], row["verified"]) == (7, 1, True)
+    # But one that is there and not here is, and so is one that was changed.
+    old.message(partition, 7, 7, created_at=START, id=uuid.UUID(int=1))
+    assert no_server(*take).code == 2
+
+
 def test_what_cannot_be_taken_over_is_refused(
     no_server: Cli, old: Old, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

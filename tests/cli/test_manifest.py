@@ -89,7 +89,7 @@ def test_the_diff_is_what_happens_and_what_is_not_named_stays(cli: Cli, name: st
     found = cli("queue", "describe", name).json
     assert (found["options"]["priority"], found["options"]["leaseTime"], found["task"]) == (3, 90, "kept")
     assert (
-        cli("apply", "-f", "-", "--diff", stdin=file.replace("10", "null")).out.splitlines()[1]
+        cli("apply", "-f", "-", "--diff", stdin=file.replace("ttl: 10", "ttl: null")).out.splitlines()[1]
         == "    ttl: 10 -> default"
     )
     assert cli("queue", "describe", name).json["options"]["ttl"] is None
@@ -191,6 +191,10 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
         ("kind: Queue\nname: x\nconfg: {}", "a Queue has no 'confg'; did you mean 'config'?"),
         ("kind: Queue\nname: x\nconfig: {leasTime: 1}", "no option 'leasTime'; did you mean 'leaseTime'?"),
         ("kind: Queue\nname: x\nconfig: {leaseTime: soon}", "option leaseTime must be a whole number"),
+        ("kind: Queue\nname: x\nconfig: {retryLimit: -4}", "option retryLimit must be a whole number from 0 to"),
+        ("kind: Queue\nname: x\nconfig: {retentionEnabled: 3}", "option retentionEnabled must be true or false"),
+        ("kind: Topic\nnamespace: x\nname: y\nconfig: {lease_seconds: 0}", "option lease_seconds must be a whole"),
+        ("kind: Quota\nnamespace: x\nperMinute: true", "perMinute is a whole number"),
         ("kind: Queue\nname: x\n---\nkind: Queue\nname: x", "names Queue 'x' a second time"),
         ("kind: WriteMode\nnamespace: x\nmode: fast", "mode is sync or buffered"),
         ("kind: Queue\nname: x\npaused: maybe", "paused is true or false"),
@@ -205,6 +209,14 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
             "step 'f' calls a function of a file",
         ),
         ("{", "is not YAML"),
+        ("kind: [Queue]", "unknown kind ['Queue']"),
+        ("kind: Queue\nname: 7", "name must be text, not 7; put it in quotes"),
+        ("kind: Queue\nname: [a, b]", "name must be text, not ['a', 'b']"),
+        ("kind: Queue\nname: x\nnamespace: on", "namespace must be text, not True"),
+        ("kind: Topic\nnamespace: x\nname: 2026-01-01", "name must be text, not 2026-01-01; put"),
+        ("kind: Queue\nname: x\n1: 2", "a Queue has no 1"),
+        ("kind: Queue\nname: x\nconfig: {1: 2}", "there is no option 1"),
+        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "document 1 of -: seek-to: 'soon' is not a time"),
     ],
 )
 def test_bad_documents_are_refused_before_anything_is_done(cli: Cli, text: str, problem: str) -> None:

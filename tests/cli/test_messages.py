@@ -43,6 +43,12 @@ def test_push_says_what_is_wrong_with_its_input(cli: Cli, name: str) -> None:
     bad = cli("push", name, stdin='{"a": 1}\n{"a": \n')
     assert bad.code == 1
     assert "line 2 of stdin is not JSON" in bad.err
+    half = cli("push", name, "--batch", 2, stdin="1\n2\n3\n{")
+    assert half.err.endswith("; 2 messages were pushed before that\n")
+    assert cli("topic", "enqueue", name, "t", "--batch", 1, stdin="1\n{").err.endswith(
+        "; 1 items were enqueued before that\n"
+    )
+    assert cli("queue", "delete", name, "--yes").code == 0
     assert cli("push", name, "--partition-key", "a.b", stdin='{"a": 1}').code == 1
     assert cli("push", name, "--wrapped", stdin='{"a": 1}').code == 1
     assert cli("push", name, "--data", "1", "--file", "x").code == 1
@@ -51,6 +57,27 @@ def test_push_says_what_is_wrong_with_its_input(cli: Cli, name: str) -> None:
     assert dry.lines[0]["payload"] == 1
     assert "would push 1 messages" in dry.err
     assert cli("queue", "describe", name).code == 2
+
+
+def test_files_that_are_not_utf8_are_refused_and_a_byte_order_mark_is_skipped(
+    cli: Cli, name: str, tmp_path: Path
+) -> None:
+    bad, marked = tmp_path / "bad", tmp_path / "marked"
+    bad.write_bytes(b"1\n\xff\xfe\n")
+    marked.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n{"n": 2}\r\n')
+    for arguments, where in (
+        (("push", name, "-f"), f"line 2 of {bad}"),
+        (("queue", "import", name, "-f"), "line 1 has no data"),
+        (("topic", "enqueue", name, "t", "-f"), f"line 2 of {bad}"),
+        (("ack", "--batch"), "line 1 has no transactionId"),
+        (("tx", "-f"), str(bad)),
+        (("apply", "-f"), str(bad)),
+    ):
+        ran = cli(*arguments, bad)
+        assert (ran.code, ran.err.count("\n")) == (1, 1), ran.err
+        assert ran.err.startswith(f"queen: {where}")
+    assert cli("push", name, "-f", marked).code == 0
+    assert [message["data"] for message in cli("pop", name, "-n", 2).lines] == [{"n": 1}, {"n": 2}]
 
 
 def test_what_pop_prints_is_what_ack_reads(cli: Cli, name: str) -> None:
@@ -106,6 +133,7 @@ def test_tail_prints_what_is_new_to_its_group(cli: Cli, name: str) -> None:
     cli("push", name, stdin='{"n": 1}\n{"n": 2}\n{"n": 3}')
     assert [one["data"]["n"] for one in cli("tail", name, "--where", "n>1").lines] == [2, 3]
     assert cli("tail", name).code == 4
+    assert cli("tail", name, "--cg", "strict", "--where", "n>9").code == 4
     assert [one["data"]["n"] for one in cli("tail", name, "--cg", "other", "-n", 2).lines] == [1, 2]
     assert [one["data"]["n"] for one in cli("tail", name, "--cg", "other", "-f", "--idle-millis", 50).lines] == [3]
     assert cli("tail", name, "-f", "--idle-millis", 50, "--concurrency", 2).code == 4
@@ -126,7 +154,9 @@ def test_replay_moves_a_group_back(cli: Cli, name: str) -> None:
         == f"replayed cg=g queue={name} to=beginning partitions=1\n"
     )
     assert len(cli("pop", name, "--cg", "g", "-n", 5, "--auto-ack").lines) == 2
-    assert cli("replay", name, "--cg", "stranger", "--to", "end").code == 4
+    nothing = cli("replay", name, "--cg", "stranger", "--to", "end")
+    assert (nothing.code, nothing.out) == (4, "")
+    assert f"group 'stranger' has no position on queue '{name}'" in nothing.err
 
 
 def test_messages_are_listed_found_and_deleted(cli: Cli, name: str) -> None:
@@ -134,7 +164,9 @@ def test_messages_are_listed_found_and_deleted(cli: Cli, name: str) -> None:
     (first,) = cli("pop", name, "--cg", "g", "--auto-ack").lines
     listed = cli("messages", "list", "--queue", name, "--cg", "g").json
     assert [one["status"] for one in listed] == ["pending", "pending", "completed"]
-    assert len(cli("messages", "list", "--queue", name, "--cg", "g", "--status", "completed").json) == 1
+    # Also where the newest messages have another status.
+    done = cli("messages", "list", "--queue", name, "--cg", "g", "--status", "completed", "-n", 1).json
+    assert [one["transactionId"] for one in done] == [first["transactionId"]]
     assert len(cli("messages", "list", "--queue", name, "--offset", 1, "-n", 1).json) == 1
     table = cli("messages", "list", "--queue", name, "-o", "wide").out
     assert table.splitlines()[0].split() == [
@@ -210,6 +242,10 @@ def test_a_dead_letter_is_edited(cli: Cli, name: str, monkeypatch: Any, tmp_path
     monkeypatch.setenv("EDITOR", "false")
     assert "ended with 1; nothing was changed" in cli("dlq", "edit", *other).err
     assert cli("dlq", "edit", *other, "--data", "{").code == 1
+    editor.write_text("#!/bin/sh\necho '{3,' > $1\n")
+    monkeypatch.setenv("EDITOR", str(editor))
+    kept = Path(cli("dlq", "edit", *other).err.strip().rpartition(" ")[2])
+    assert kept.read_text() == "{3,\n"
     assert cli("dlq", "edit", *other, "--data", "3", "--keep").code == 0
     assert len(cli("dlq", "list", "--queue", name).json) == 1
     assert "no dead letter" in cli("dlq", "edit", *place, "--data", "4").err
@@ -226,6 +262,17 @@ def test_dead_letters_are_thrown_away(cli: Cli, name: str) -> None:
     assert cli("dlq", "purge", name, "--yes").out == "deleted=2\n"
     assert cli("dlq", "drain", "--queue", name, "--yes").code == 4
     assert cli("dlq", "export", name).code == 4
+
+
+def test_a_message_that_died_in_two_groups_is_drained_once(cli: Cli, name: str) -> None:
+    (letter,) = dead(cli, name, "1")
+    place = ("--partition-id", letter["partitionId"])
+    (popped,) = cli("pop", name, "--cg", "others").lines
+    cli("ack", popped["transactionId"], *place, "--cg", "others", "--failed", "--error", "nor here")
+    assert len(cli("dlq", "list", "--queue", name).json) == 2
+    assert "would delete 1 messages" in cli("dlq", "drain", "--queue", name, "--dry-run").err
+    assert cli("dlq", "drain", "--queue", name, "--yes").out == "processed=1 errors=0\n"
+    assert cli("dlq", "list", "--queue", name).json == []
 
 
 def test_traces_are_added_and_found(cli: Cli, name: str) -> None:

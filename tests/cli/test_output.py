@@ -49,6 +49,12 @@ def test_csv_quotes_what_needs_it() -> None:
     assert printed("csv").splitlines() == ["name,pending,on,note", "orders,4,yes,", 'a,12345,no,"x, y"']
 
 
+def test_csv_leaves_out_what_is_empty() -> None:
+    out = io.StringIO()
+    Output("csv", out=out).rows([{"name": "orders", "namespace": ""}], (COLUMNS[0], Column("NAMESPACE", "namespace")))
+    assert out.getvalue() == "name,namespace\norders,\n"
+
+
 @pytest.mark.parametrize(
     ("path", "lines"),
     [

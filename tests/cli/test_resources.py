@@ -91,6 +91,7 @@ def test_status_and_lag(cli: Cli, name: str) -> None:
     assert (row["name"], row["totalLag"]) == ("g", 2)
     lines = cli("group", "lag", "g", "-o", "wide").out.splitlines()
     assert lines[0].split() == ["CG", "QUEUE", "MESSAGES", "LAG", "STATE", "PAUSED", "PARTITIONS", "SUBSCRIBED"]
+    assert lines[1].split()[-1] == "default"
     assert cli("lag", "--min-seconds", 100000).json == []
 
 
@@ -141,6 +142,7 @@ def test_groups_are_moved_and_deleted(cli: Cli, name: str) -> None:
     assert [row["queueName"] for row in cli("group", "list", "--queue", name).json] == [name]
     assert cli("cg", "describe", name).json[name]["partitions"][0]["offsetLag"] == 0
     assert cli("cg", "describe", name, "-o", "table").out.splitlines()[1].split()[:3] == [name, "Default", "0"]
+    assert cli("cg", "describe", name, "-o", "name").out == f"{name}\n"
     assert cli("group", "describe", "nobody").code == 2
     assert cli("group", "seek", name, name, "--to", "beginning", "--dry-run").out.startswith("dry run: seek")
     assert (

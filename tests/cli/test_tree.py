@@ -16,16 +16,17 @@ from queen.cli.common.session import OPTIONS_KEY
 from queen.cli.common.tree import example_of, reference, walk
 from tests.cli.conftest import Cli
 
-COMMANDS = list(walk(tree()))
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
-@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) for path, _ in COMMANDS])
-def test_every_command_has_help_with_an_example_that_calls_it(path: tuple[str, ...], command: Any) -> None:
-    assert command.help, "it says what it does"
-    assert any(f"queen {' '.join(path)}" in line for line in example_of(command).splitlines())
-    for option in command.params:
-        assert option.help, f"{option.name} says what it is"
+def test_every_command_has_help_with_an_example_that_calls_it() -> None:
+    commands = {f"queen {' '.join(path)}": command for path, command in walk(tree())}
+    assert len(commands) > 100
+    for called, command in commands.items():
+        assert command.help, f"{called} says what it does"
+        assert any(called in line for line in example_of(command).splitlines()), called
+        for option in command.params:
+            assert option.help, f"{option.name} of {called} says what it is"
 
 
 def test_the_names_of_the_contract_are_there() -> None:
@@ -93,11 +94,20 @@ def test_help_goes_to_stdout(no_server: Cli) -> None:
         (["queue", "describe"], "queen: Missing argument 'QUEUE'"),
         (["queue", "list", "--limit", "none"], "queen: Invalid value for '-n' / '--limit'"),
         (["queue", "configure", "q", "--lease-time", "-1"], "queen: Invalid value for '--lease-time'"),
+        (["topic", "extend", "n", "t", "1", "--seconds", "nan"], "queen: Invalid value for '--seconds': nan is not"),
         (["pop"], "queen: name a queue, or --namespace or --task"),
         (["completion", "tcsh"], "queen: there is completion for bash"),
         (["replay", "q", "--cg", "g", "--to", "soon"], "queen: Invalid value: 'soon' is not a time"),
         (["queue", "list", "-o", "xml"], "queen: no output format 'xml'"),
         (["docs", "--topic", "cooking"], "queen: there are pages about cli"),
+        (["group", "describe", ""], "queen: Invalid value for 'GROUP': it is empty"),
+        (["queue", "delete", "", "--yes"], "queen: Invalid value for 'QUEUE': it is empty"),
+        (["ping", "--timeout", "nan"], "queen: Invalid value: 'nan' is not a duration"),
+        (["replay", "q", "--cg", "g", "--to", "99999999999d"], "queen: Invalid value: '99999999999d' is not a time"),
+        (["ping", "--server", "http://"], "queen: the server 'http://' is not a URL"),
+        (["ping", "--server", "http://[::1"], "queen: the server 'http://[::1' is not a URL"),
+        (["ping", "--server", "http://localhost:99999"], "queen: the server 'http://localhost:99999' is not a URL"),
+        (["config", "set-context", "x", "--server", "https://"], "queen: the server 'https://' is not a URL"),
     ],
 )
 def test_a_wrong_command_line_ends_with_1_and_one_line(no_server: Cli, arguments: list[str], text: str) -> None:
@@ -113,6 +123,8 @@ def test_completion_scripts_call_the_command(no_server: Cli, shell: str) -> None
     ran = no_server("completion", shell)
     assert ran.code == 0
     assert "_QUEEN_COMPLETE" in ran.out
+    # What zsh loads at the first Tab completes, and does not only register itself for the next.
+    assert ("compstate" in ran.out) == (shell == "zsh")
 
 
 BASH = """
@@ -160,3 +172,22 @@ def test_completion_says_nothing_of_a_server_that_does_not_answer(no_server: Cli
     context = tree().make_context("queen", ["status"], resilient_parsing=True)
     context.meta[OPTIONS_KEY] = {"server": "http://127.0.0.1:1"}
     assert complete_queues(context, "") == []
+
+
+def test_settings_are_data_like_all_others(no_server: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "7001")
+    monkeypatch.setenv("JWT_SECRET", "0123456789abcdef0123456789abcdef")
+    rows = {row["variable"]: row for row in no_server("settings").json}
+    assert (rows["PORT"]["value"], rows["PORT"]["default"]) == ("7001", "6632")
+    assert rows["JWT_SECRET"]["value"] == "(set, not shown)"
+    assert "PORT,7001,6632," in no_server("settings", "-o", "csv").out
+    assert no_server("settings", "-o", "xml").code == 1
+
+
+def test_every_page_of_the_documentation_is_named(no_server: Cli) -> None:
+    named = {line.partition(": ")[2] for line in no_server("docs").out.splitlines()[:-1]}
+    assert named == {f"docs/{page.name}" for page in PAGE.parent.glob("*.md")} | {"docs/client/README.md"}
+    assert no_server("docs", "--topic", "backup", "--server", "http://queen:1").out.splitlines() == [
+        "backup: docs/backup.md",
+        "HTTP API: http://queen:1/docs",
+    ]

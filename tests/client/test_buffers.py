@@ -51,7 +51,7 @@ async def test_push_waits_when_the_buffer_is_full(
         await until(lambda: queen.get_buffer_stats()["failedFlushes"] >= 3)
         assert not producing.done()
         assert 15 <= queen.get_buffer_stats()["totalBufferedMessages"] <= 20
-    await asyncio.wait_for(producing, 10)
+    await asyncio.wait_for(producing, 100)
     await queen.flush_all_buffers()
     assert await stored(api, "q") == list(range(30))
 

@@ -190,3 +190,10 @@ def test_client_that_cannot_work_is_not_made(given: Any, text: str) -> None:
 def test_option_nobody_knows_is_told() -> None:
     with pytest.warns(UserWarning, match="no option timeout_milis"):
         Queen({"url": "http://a", "timeout_milis": 3})
+
+
+async def test_context_in_the_place_of_the_status_is_refused(queen: Queen) -> None:
+    await queen.queue("tasks").push({"data": 1})
+    message = await queen.queue("tasks").group("workers").pop()
+    with pytest.raises(TypeError, match="after its status"):
+        await queen.ack(message, {"group": "workers"})  # type: ignore[arg-type]

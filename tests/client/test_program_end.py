@@ -42,7 +42,7 @@ async def test_sigterm_sends_what_is_buffered_before_it_ends_the_program(api: Ap
     assert process.stdout is not None
     assert await process.stdout.readline() == b"pushed\n"
     process.send_signal(signal.SIGTERM)
-    assert await asyncio.wait_for(process.wait(), 20) == -signal.SIGTERM
+    assert await asyncio.wait_for(process.wait(), 100) == -signal.SIGTERM
     assert [message["data"] for message in await api.pop("q")] == ["late"]
 
 
@@ -99,7 +99,7 @@ async def test_signal_lets_the_handler_finish(api: Api, kind: str, number: signa
     # The handler goes on only when the program has had the signal.
     await asyncio.sleep(0.5)
     process.stdin.write(b"\n")
-    output, _ = await asyncio.wait_for(process.communicate(), 20)
+    output, _ = await asyncio.wait_for(process.communicate(), 100)
     assert output.split() == [b"done", b"closed"]
     assert process.returncode == 0
     assert [message["data"] for message in await api.pop("q", batch=10)] == [2]

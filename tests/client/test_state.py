@@ -72,7 +72,7 @@ async def test_keys_and_timers_change_with_a_transaction_or_not_at_all(queen: Qu
 
 
 async def test_a_lock_is_renewed_and_says_that_it_was_lost(queen: Queen, connection: Connection) -> None:
-    async with queen.lock("report", ttl=1) as lock:
+    async with queen.lock("report", ttl=3) as lock:
         first = lock.guard["expect"]
         await until(lambda: lock.lost or lock.guard["expect"] > first)
         assert not lock.lost

@@ -100,7 +100,7 @@ def test_the_synchronous_client_has_every_method() -> None:
 async def test_handlers_run_in_threads_and_trace_without_await(api: Api) -> None:
     got: list[Any] = []
     threads: set[int] = set()
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=100)
 
     def handle(message: Message) -> None:
         threads.add(threading.get_ident())

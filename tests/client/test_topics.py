@@ -12,6 +12,7 @@ import pytest
 
 from queen import (
     BadRequestError,
+    DeadLetterError,
     LeaseLostError,
     NotFoundError,
     OverloadedError,
@@ -109,6 +110,24 @@ async def test_ack_nack_extend_and_release(queen: Queen) -> None:
         with pytest.raises(LeaseLostError, match="not leased") as lost:
             await settle([four, back])
         assert lost.value.ids[0] == four["id"]
+
+
+async def test_what_fails_for_good_is_not_retried(queen: Queen) -> None:
+    topic = queen.topic("ns", "t")
+    await topic.enqueue(["bad", "worse"])
+    (bad,) = await topic.dequeue()
+    assert (await topic.nack(bad, "invalid", dlq=True))["dlq"] is True
+
+    async def refuse(_: Any) -> None:
+        raise DeadLetterError("no such order")
+
+    await queen.topic("ns", "t").limit(1).consume(refuse)
+    assert [letter["last_error"] for letter in await topic.dlq().get()] == ["invalid", "no such order"]
+
+    await queen.queue("q").push([{"data": 1}])
+    await queen.queue("q").limit(1).consume(refuse)
+    (message,) = (await queen.queue("q").dlq().get())["messages"]
+    assert message["errorMessage"] == "no such order"
 
 
 async def test_topics_are_listed_configured_purged_and_deleted(queen: Queen) -> None:

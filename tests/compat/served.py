@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +31,6 @@ SETTINGS = {
 # A developer's own settings must not reach the server.
 _PASSED_ON = ("PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "VIRTUAL_ENV")
 _READY_SECONDS = 100.0
-_UNTIL_SECONDS = 100.0
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,6 @@ def serving(data_dir: Path, log: Path, **settings: str) -> Iterator[tuple[Http, 
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-
-
-def until(happened: Callable[[], bool], what: str) -> None:
-    """Wait until something has happened."""
-    deadline = time.monotonic() + _UNTIL_SECONDS
-    while not happened():
-        assert time.monotonic() < deadline, f"not within {_UNTIL_SECONDS:.0f} s: {what}"
-        time.sleep(0.05)
 
 
 def _wait_until_ready(http: Http, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.compat.served import Http, serving, until
+from tests.compat.served import Http, serving
+from tests.support.ageing import block_until
 
 _HERE = Path(__file__).parent
 _DEFAULT = "Default"
@@ -68,8 +69,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Old]:
         # There is room now for what was refused.
         http.post("/api/v1/configure", {"queue": "full", "options": {}})
         http.post("/api/v1/system/maintenance", {"enabled": False})
-        until(lambda: http.get("/api/v1/status/buffers")["pending"] == 0, "the spool is replayed")
-        until(lambda: http.get("/api/v1/status/buffers")["failed"] == 0, "what was set aside is stored")
+        block_until(lambda: http.get("/api/v1/status/buffers")["pending"] == 0, "the spool is replayed")
+        block_until(lambda: http.get("/api/v1/status/buffers")["failed"] == 0, "what was set aside is stored")
         yield Old(http, maintenance)
     assert " ERROR " not in (directory / "log").read_text()
 
@@ -294,7 +295,7 @@ def test_old_leases_of_items_hold(old: Old, expected: Found) -> None:
 def test_buffered_items_that_were_in_no_table_are_stored_in_order(old: Old, expected: Found) -> None:
     topics = expected["topics"]
     waiting, stored = topics["waiting"], topics["stored_of_the_buffered"]
-    until(lambda: len(old.peek("fastlane", "lane")) == len(waiting) + len(stored), "the log is flushed")
+    block_until(lambda: len(old.peek("fastlane", "lane")) == len(waiting) + len(stored), "the log is flushed")
     everything = [{"id": id, "data": f"stored {n}", "priority": n % 2} for n, id in enumerate(stored)] + waiting
     in_order = sorted(
         everything, key=lambda one: (one.get("priority", 0), "deliver_after" in one, everything.index(one))

@@ -34,7 +34,8 @@ from urllib.parse import urlencode
 import asyncpg
 import psutil
 
-from tests.compat.served import Http, serving, until
+from tests.compat.served import Http, serving
+from tests.support.ageing import block_until
 
 ARCHIVE, EXPECTED = "data-0.1.tar.xz", "expected.json"
 TEN_YEARS = 10 * 365 * 86_400
@@ -286,7 +287,7 @@ class Writer:
         topics["modes"] = self._topic("GET", "/modes")
         lane = {"namespace": "fastlane", "topic": "lane"}
         ids = self._enqueue(*(lane | {"data": f"stored {n}", "priority": n % 2} for n in range(6)))
-        until(lambda: len(self._peek("fastlane", "lane")) == 6, "buffered items are stored")
+        block_until(lambda: len(self._peek("fastlane", "lane")) == 6, "buffered items are stored")
         topics["stored_of_the_buffered"] = ids
 
     def _configure_topic(self, namespace: str, topic: str, **options: Any) -> None:
@@ -315,7 +316,7 @@ class Writer:
             series = self.http.get("/api/v1/analytics/queue-ops", queue="orders", **span)["series"]
             return {name: sum(point[name] for point in series) for name in expected}
 
-        until(lambda: counted() == expected, "what happened to orders is counted")
+        block_until(lambda: counted() == expected, "what happened to orders is counted")
         self.found["metrics"] = {"queue": "orders", "span": span, "counted": expected}
 
     def contents(self) -> None:
@@ -343,7 +344,7 @@ class Writer:
         (result,) = self.http.push({"queue": "full", "transactionId": "full-3", "payload": "one too many"})
         assert result["status"] == "buffered"
         self.maintenance(False)
-        until(lambda: self.http.get("/api/v1/status/buffers")["failed"] == 1, "the push is set aside")
+        block_until(lambda: self.http.get("/api/v1/status/buffers")["failed"] == 1, "the push is set aside")
         log = ["full-Default-0", "full-Default-1", "full-3"]
         self.found["set_aside"] = {"queue": "full", "log": log, "id": result["message_id"]}
 
@@ -351,7 +352,7 @@ class Writer:
         self.http.post("/api/v1/system/maintenance", {"enabled": enabled})
         # Either worker may be asked.
         for _ in range(8):
-            until(
+            block_until(
                 lambda: self.http.get("/api/v1/system/maintenance")["maintenanceMode"] is enabled,
                 "all workers know of maintenance",
             )

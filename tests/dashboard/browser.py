@@ -19,7 +19,8 @@ def launched() -> Iterator[Browser]:
     """A browser without a screen."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=chromium(), args=["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+            executable_path=chromium(),
+            args=["--no-sandbox", "--disable-gpu", "--in-process-gpu", "--disable-dev-shm-usage"],
         )
         try:
             yield browser

@@ -60,7 +60,7 @@ QUEUES: Final[Sequence[Queue]] = (
 BEHIND: Final = 90
 """Queues that are further behind than this stay so."""
 PACE: Final = 3.0
-"""Of the figures of a day: like those of `keep_busy`, so that one goes over into the other."""
+"""Of the figures of a day, each minute at each worker."""
 TRACED: Final = ("order-4711", "order-4712", "refund-88", "import-2026-11")
 
 
@@ -365,17 +365,23 @@ def add_pipelines(data_dir: Path) -> None:
         write_status(place, report)
 
 
+def _busy(at: datetime) -> float:
+    """The ups and downs of a shop's day."""
+    return 0.65 + 0.35 * math.sin((at.hour * 60 + at.minute) / 1440 * 2 * math.pi - 1.2)
+
+
 async def add_history(dsn: str, port: int, hours: int = 24) -> None:
-    """A day of figures of the two workers of a host, with the ups and downs of a shop."""
+    """A day of figures of the two workers of the host, in place of those of the servers before the one at this port."""
     connection = await asyncpg.connect(dsn)
+    await connection.execute("TRUNCATE queen.metric_minutes, queen.metric_queue_minutes")
+    await connection.execute("DELETE FROM queen.metric_lives WHERE port <> $1", port)
     chance = random.Random(11)
     now = datetime.now(UTC).replace(second=0, microsecond=0)
     lives = [(uuid.UUID(int=number + 1, version=4), socket.gethostname(), number) for number in range(2)]
     workers, queues = [], []
     for minute in range(hours * 60, 0, -1):
         at = now - timedelta(minutes=minute)
-        busy = 0.65 + 0.35 * math.sin((at.hour * 60 + at.minute) / 1440 * 2 * math.pi - 1.2)
-        wave = busy * (1 + 0.12 * math.sin(minute / 7) + chance.uniform(-0.06, 0.06))
+        wave = _busy(at) * (1 + 0.12 * math.sin(minute / 7) + chance.uniform(-0.06, 0.06))
         for life, host, number in lives:
             pushed = popped = acked = failed = 0
             lag = 0.0
@@ -389,9 +395,10 @@ async def add_history(dsn: str, port: int, hours: int = 24) -> None:
                                24))  # fmt: skip
                 pushed, popped, acked, failed = pushed + push, popped + pop, acked + pop, failed + fails
                 lag += pop * wait
-            spread = [[value, value * 0.6, value * 1.5, value] for value in (
-                0.4 + wave, 9 - 3 * wave, wave * 2, 5.0, 10.0, 8 - 4 * wave, 2 + 4 * wave, 40 * wave, 25.0,
-                900 * wave, 240 * wave, 6.9e7 + 2e6 * wave, 2.8e8)]  # fmt: skip
+            load = 1 - 0.13 * number + chance.uniform(-0.03, 0.03)
+            spread = [[value * load, value * load * 0.6, value * load * 1.5, value * load] for value in (
+                0.4 + wave, 9 - 3 * wave, wave / 9, 5.0, 10.0, 10 - wave, wave, 40 * wave, 25.0,
+                900 * wave, 240 * wave, 5.8e7 + 2e6 * wave, 2.8e8)]  # fmt: skip
             workers.append((life, hours * 60 - minute, host, port, number, 4000 + number, at, 60.0, pushed // 12,
                             pushed, popped // 10, popped, popped // 60, popped // 20, acked, failed, failed // 2, lag,
                             60 + 240 * wave, 0, pushed // 9, pushed // 6, *spread))  # fmt: skip
@@ -432,26 +439,43 @@ async def add_history(dsn: str, port: int, hours: int = 24) -> None:
 
 
 async def keep_busy(url: str, stopped: Callable[[], bool]) -> None:
-    """Push and consume, so that live figures move."""
+    """Push and consume as in the minutes before, so that live figures move, and go on where the history ends."""
     chance = random.Random(3)
+    workers = 2
+
+    async def push(seeder: Seeder) -> None:
+        owed = dict.fromkeys((name for name, *_ in QUEUES), 0.0)
+        before = time.monotonic()
+        while not stopped():
+            await asyncio.sleep(0.25)
+            now, at = time.monotonic(), datetime.now(UTC)
+            items = []
+            for name, _, _, partitions, *_, rate, _ in QUEUES:
+                owed[name] += rate * PACE * workers / 60 * _busy(at) * (now - before) * chance.uniform(0.5, 1.5)
+                for number in range(int(owed[name])):
+                    partition = f"customer-{1 + chance.randrange(partitions)}" if partitions > 1 else "Default"
+                    items.append({"queue": name, "partition": partition, "payload": _payload(name, number, chance)})
+                owed[name] %= 1
+            before = now
+            if items:
+                await seeder.call("POST", "/api/v1/push", {"items": items})
+
+    async def consume(seeder: Seeder, queue: str, group: str) -> None:
+        while not stopped():
+            await seeder.consume(queue, group, 100)
+            await asyncio.sleep(0.25)
+
     async with aiohttp.ClientSession() as session:
         seeder = Seeder(session, url)
-        while not stopped():
-            items = [
-                {
-                    "queue": name,
-                    "partition": f"customer-{1 + chance.randrange(partitions)}" if partitions > 1 else "Default",
-                    "payload": _payload(name, number, chance),
-                }
-                for name, _, _, partitions, *_ in QUEUES[:8]
-                for number in range(chance.randint(6, 16))
-            ]
-            await seeder.call("POST", "/api/v1/push", {"items": items})
-            for name, *_, groups, _, behind in QUEUES[:8]:
-                if behind < BEHIND:
-                    for group in groups.keys() - {"analytics"}:
-                        await seeder.consume(name, group, 16)
-            await asyncio.sleep(0.12)
+        await asyncio.gather(
+            push(seeder),
+            *(
+                consume(seeder, name, group)
+                for name, *_, groups, _, behind in QUEUES
+                if behind < BEHIND
+                for group in groups.keys() - {"analytics"}
+            ),
+        )
 
 
 def _payload(queue: str, number: int, chance: random.Random) -> dict[str, Any]:

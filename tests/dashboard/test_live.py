@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Page, Route, expect
+import json
 
-from tests.dashboard.conftest import Site, Window
+from playwright.sync_api import Browser, Page, Route, expect
+
+from tests.dashboard.conftest import Site, Window, new_context
 
 
 def show(page: Page, state: str) -> None:
@@ -55,6 +57,63 @@ def test_stream_that_is_cut_is_said_and_opened_again(window: Window, site: Site)
     expect(banner).to_be_hidden()
     pending(page, 2)
     window.watch.problems()
+
+
+FIRST_COUNTERS = {
+    "at": "2026-11-19T12:00:00.000Z",
+    "rates": {"push": 0, "pop": 0, "ack": 0, "failed": 0, "deadLetters": 0, "requests": 0},
+    "totals": {"pushMessages": 1, "popMessages": 0, "ackMessages": 0, "failed": 0, "deadLetters": 0, "requests": 1},
+    "parked": 0,
+    "inFlight": 0,
+    "pushLatencyMs": None,
+    "depth": None,
+    "shards": [{"shard": 0, "up": True, "reason": ""}],
+    "maintenance": {"push": False, "pop": False},
+    "spool": {"messages": 0, "bytes": 0, "failed": 0},
+    "queues": [],
+}
+
+
+def test_stream_that_ends_at_once_is_opened_again_later_each_time(window: Window, site: Site) -> None:
+    site.push("ending", 1)
+    page = window.visit("/queues/ending")
+    pending(page, 1)
+    show(page, "hidden")
+    opened: list[str] = []
+
+    def end(route: Route) -> None:
+        opened.append(route.request.url)
+        route.fulfill(content_type="text/event-stream", body=f"event: counters\ndata: {json.dumps(FIRST_COUNTERS)}\n\n")
+
+    page.route("**/api/v1/events", end)
+    show(page, "visible")
+    rate = page.locator(".metric", has_text="Ack").locator(".hint")
+    # The first counters have none before them that would say how fast it goes.
+    expect(rate).to_have_text("last minute")
+    page.wait_for_timeout(1500)
+    assert len(opened) < 8
+    page.unroute("**/api/v1/events", end)
+    expect(rate).to_have_text("right now")
+    expect(page.get_by_role("alert").filter(has_text="The connection to the server is lost.")).to_be_hidden()
+    window.watch.problems()
+
+
+def test_one_slow_answer_is_no_server_that_is_gone(browser: Browser, site: Site) -> None:
+    site.push("slow", 1)
+    context = new_context(browser)
+    # A second is as long as a hundred.
+    context.add_init_script("{ const real = AbortSignal.timeout; AbortSignal.timeout = ms => real(ms / 100) }")
+    page = context.new_page()
+    page.route("**/api/v1/status/queues/slow?**", lambda _: None)
+    page.goto(f"{site.url}/queues/slow")
+    expect(page.get_by_role("alert").filter(has_text="The server did not answer within 30 s.")).to_be_visible()
+    expect(page.locator(".banner")).to_have_count(0)
+    page.route("**/api/v1/push", lambda _: None)
+    page.get_by_role("button", name="Push", exact=True).click()
+    page.locator("dialog[open] .confirm").click()
+    expect(page.locator("dialog[open] [role=alert]")).to_contain_text("look before you repeat it")
+    page.unroute_all(behavior="ignoreErrors")
+    context.close()
 
 
 def test_database_that_stops_is_said_and_its_return_is_noticed(window: Window, site: Site) -> None:

@@ -20,9 +20,13 @@ PASSWORD = "correct horse battery"
 OFFERED = {
     "/queues/guarded": {"read-write": {"Push", "Pause"}, "admin": {"Clear", "Delete"}},
     "/queues": {"read-write": {"New queue", "Pause guarded"}, "admin": {"Clear guarded", "Delete guarded"}},
-    "/consumers": {"read-write": {"Seek", "Pause readers on guarded"}, "admin": {"Delete readers on guarded"}},
+    "/consumers": {
+        "read-write": {"New group", "Seek", "Pause readers on guarded"}, "admin": {"Delete readers on guarded"},
+    },
     "/messages?queue=guarded": {"read-write": {"Push a message"}},
-    "/namespaces?namespace=acme": {"read-write": {"Enqueue an item"}, "admin": {"Quota", "Write mode", "Set a quota"}},
+    "/namespaces?namespace=acme": {
+        "read-write": {"Enqueue an item"}, "admin": {"New topic", "Quota", "Write mode", "Set a quota"},
+    },
     "/namespaces/acme/topics/jobs": {"read-write": {"Enqueue"}, "admin": {"Options", "Pause", "Purge", "Delete"}},
     "/state?ns=guarded": {"read-write": {"Write a key", "Delete order-7"}},
     "/state?tab=locks": {"read-write": {"Release report"}},
@@ -103,9 +107,10 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
     expect(page.locator(".sidebar footer")).to_contain_text(role)
     watch.problems()
     for path, offered in OFFERED.items():
-        if path == "/maintenance" and role != "admin":
-            continue
         follow(page, path)
+        if path == "/maintenance" and role != "admin":
+            expect(page.get_by_text("Only the role admin may see this")).to_be_visible()
+            continue
         mine = [button for rank in ROLES[: ROLES.index(role) + 1] for button in offered.get(rank, ())]
         others = [button for rank in ROLES[ROLES.index(role) + 1 :] for button in offered.get(rank, ())]
         expect(page.locator("main h1")).to_be_visible()
@@ -114,6 +119,9 @@ def test_person_is_offered_what_the_role_may_do(browser: Browser, guarded: str, 
             expect(page.locator("main").get_by_role("button", name=button, exact=True).first).to_be_visible()
         for button in others:
             expect(page.locator("main").get_by_role("button", name=button, exact=True)).to_have_count(0)
+    follow(page, "/system?tab=connections")
+    expect(page.get_by_role("button", name="Connections")).to_have_count(1 if role == "admin" else 0)
+    expect(page.locator("main").get_by_text("127.0.0.1" if role == "admin" else "Up for").first).to_be_visible()
     for name in ("Audit log", "Settings", "Spool & maintenance", "Migration"):
         expect(page.get_by_role("link", name=name)).to_have_count(1 if role == "admin" else 0)
     assert watch.problems() == []
@@ -144,7 +152,36 @@ def test_token_is_asked_for_where_the_server_wants_one(browser: Browser, tokens_
     expect(page.get_by_role("button", name="Connections")).to_be_visible()
     page.goto(f"{tokens_only}/")
     expect(page.get_by_text("live", exact=True)).to_be_visible()
+    # What is shown to be run elsewhere brings a token, and never shows the one in use.
+    page.get_by_role("button", name="Push a message").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=queue]").fill("shown")
+    dialog.get_by_text("As curl and Python").click()
+    expect(dialog.get_by_label("curl", exact=True)).to_contain_text('-H "Authorization: Bearer $QUEEN_TOKEN"')
+    dialog.get_by_role("button", name="Python", exact=True).click()
+    expect(dialog.get_by_label("python", exact=True)).to_contain_text('bearer_token=os.environ["QUEEN_TOKEN"]')
     assert watch.problems() == []
+    context.close()
+
+
+def test_who_signs_in_again_goes_on_with_what_was_open(browser: Browser, tokens_only: str) -> None:
+    context = new_context(browser)
+    page = context.new_page()
+    page.goto(f"{tokens_only}/queues")
+    page.get_by_label("Token").fill(issue("admin"))
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("button", name="Push a message").click()
+    dialog = page.locator("dialog.action")
+    dialog.locator("[name=queue]").fill("resumed")
+    dialog.locator("[name=payload]").fill('{"written": "at length"}')
+    page.route("**/api/v1/push", lambda route: route.fulfill(status=401, json={"error": "Token expired"}), times=1)
+    dialog.locator(".confirm").click()
+    page.get_by_label("Token").fill(issue("admin"))
+    page.get_by_role("button", name="Sign in").click()
+    expect(dialog.locator("[name=payload]")).to_have_value('{"written": "at length"}')
+    dialog.locator(".confirm").click()
+    expect(page.locator(".toast", has_text="is queued")).to_be_visible()
+    expect(dialog).to_be_hidden()
     context.close()
 
 
@@ -180,6 +217,13 @@ def test_queue_moves_to_another_shard(browser: Browser, tokens_only: str) -> Non
     page.evaluate(
         """async token => fetch('/api/v1/push', {method: 'POST', headers: {Authorization: 'Bearer ' + token},
             body: JSON.stringify({items: [{queue: 'travels', payload: 1}, {queue: 'travels', payload: 2}]})})""",
+        issue("admin"),
+    )
+    # Many are called something like it.
+    page.evaluate(
+        """async token => fetch('/api/v1/push', {method: 'POST', headers: {Authorization: 'Bearer ' + token},
+            body: JSON.stringify({items: Array.from({length: 25}, (_, number) => (
+                {queue: `a-travels-${number}`, payload: 1}))})})""",
         issue("admin"),
     )
     for target in ("0", "1"):

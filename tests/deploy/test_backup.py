@@ -167,7 +167,7 @@ async def test_a_base_backup_and_the_archive_bring_back_any_moment(tmp_path: Pat
             async def archived() -> bool:
                 return (archive / str(last)).exists()
 
-            await until(archived, 30)
+            await until(archived)
 
     base = tmp_path / "base"
     (base / "recovery.signal").touch()
@@ -185,7 +185,7 @@ async def test_a_base_backup_and_the_archive_bring_back_any_moment(tmp_path: Pat
             finally:
                 await connection.close()
 
-        await until(promoted, 30)
+        await until(promoted)
         assert await ids_in(dsn) == list(range(20))
         async with running(dsn, tmp_path / "after") as api:
             assert await consume(api, 100) == [15, 16, 17, 18, 19]

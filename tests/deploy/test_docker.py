@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import pytest
 import yaml
-from compose_spec import PyCompose
 
 import queen
 from queen.settings import describe_settings
@@ -87,6 +86,8 @@ def test_the_version_is_the_same_everywhere() -> None:
 @pytest.mark.parametrize("name", COMPOSE)
 def test_compose_files_are_what_compose_takes(name: str) -> None:
     # Merge keys are resolved first: the checker knows no nested ones, Compose does.
+    from compose_spec import PyCompose
+
     PyCompose.from_yaml(yaml.safe_dump(compose(name))).validate()
 
 

@@ -54,6 +54,22 @@ def test_settings_exist(page: str) -> None:
     assert named <= known
 
 
+def test_errors_that_are_looked_up_are_those_that_are_printed() -> None:
+    """Each begins a row, or is quoted in one; where it differs from case to case there are dots."""
+    # Texts are joined as they are in the sources: several literals, with values between.
+    source = "".join(path.read_text() for path in (ROOT / "src" / "queen").rglob("*.py"))
+    source = re.sub(r'"\n\s*f?"', "", source)
+    page = (DOCS / "troubleshooting.md").read_text()
+    table = page.partition("| it says |")[2].partition("\n\n")[0].split("\n")[2:]
+    said = [row.split(" | ")[0].lstrip("| ") for row in table] + re.findall(r'"([^"|`]{12,})"', page)
+    # PostgreSQL's own words.
+    said = [text for text in said if text not in ("could not look up effective user ID", "too many clients")]
+    assert len(said) > 10
+    for text in said:
+        for part in re.split(r"…|\d+|NUM_WORKERS=x|(?:root|queen)\b|, and after a minute: | N\b| M\b", text):
+            assert part.strip(" ,") in source, text
+
+
 def test_alerts_exist(page: str) -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     assert set(re.findall(r"`(Queen[A-Z]\w+)`", page)) <= {rule["alert"] for rule in rules}

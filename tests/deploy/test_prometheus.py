@@ -177,6 +177,37 @@ def test_every_series_that_an_alert_asks_for_exists(watched: Watched) -> None:
         pytest.fail(f"nobody exposes {missing}")
 
 
+def test_consumers_are_scaled_by_what_waits_for_them(watched: Watched) -> None:
+    server = watched.server
+    example = (DEPLOY / "kubernetes" / "keda-consumers.yaml").read_text()
+    (query,) = [
+        trigger["metadata"]["query"]
+        for document in yaml.safe_load_all(example)
+        if document["kind"] == "ScaledObject"
+        for trigger in document["spec"]["triggers"]
+    ]
+    query = query.replace('"orders"', '"scaled"').replace('"billing"', '"scalers"')
+
+    def waiting(count: int) -> None:
+        def counted() -> bool:
+            return [float(sample["value"][1]) for sample in watched.prometheus.query(query)] == [count]
+
+        block_until(counted, f"{count} messages wait")
+
+    waiting(0)
+    # Its first partition is there before its group is.
+    server.push("scaled", 7)
+    waiting(7)
+    server.ack("scalers", server.pop("scaled", "scalers", batch=7))
+    waiting(0)
+    server.push("scaled", 3)
+    waiting(3)
+    server.ack("scalers", server.pop("scaled", "scalers", batch=3))
+    chart = yaml.safe_load((DEPLOY / "helm" / "queen" / "values.yaml").read_text())
+    query = chart["autoscaling"]["keda"]["query"]
+    block_until(partial(has_data, watched.prometheus, query), "servers can be scaled")
+
+
 def test_nothing_fires_while_all_is_well(watched: Watched) -> None:
     # The queue that the load consumes is there, so the rules have been evaluated on real samples.
     block_until(

@@ -24,7 +24,7 @@ from queen.streams import Runner
 BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _EXCEPTED: Final = re.compile(r"<!-- not run: (.*) -->\n$")
 RUN: Final = frozenset({"python", "sh", "bash", "http"})
-_SHELL_SECONDS: Final = 30
+_SHELL_SECONDS: Final = 120
 
 # Commands that change the machine, wait for ever, or need machines that a test does not have.
 NOT_RUN: Final = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from tests.faults.load import (
     pushing,
     stored_when_replayed,
 )
+from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.consumer import acknowledgments
 from tests.support.consumer import consuming as consuming_over_websocket
@@ -327,3 +329,49 @@ async def test_a_subscription_outlives_an_outage_and_tells_of_it_once(api: Api, 
         again = await consumer.batch()
         assert {message["partition"] for message in messages + again} == {"a", "b"}
         assert all(result["success"] for result in await consumer.ack(messages + again))
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_subscription_is_notified_of_what_was_replayed_even_if_the_commit_is_unknown(
+    api: Api, proxy: Proxy, known: bool
+) -> None:
+    await api.push("q", "before", partition="a")
+    async with consuming_over_websocket(api) as consumer:
+        await consumer.subscribe("q", consumerGroup="group", credit=3, subscriptionMode="new")
+        async with proxy.away():
+            results = [*await api.push("q", 1, partition="a"), *await api.push("q", 2, partition="new")]
+            assert {result["status"] for result in results} == {"buffered"}
+            if not known:
+                proxy.lose_answers(1, of=lambda sent: b"COMMIT" in sent)
+        given: list[int] = []
+        while len(given) < 2:
+            given += [message["data"] for message in await consumer.batch()]
+    assert sorted(given) == [1, 2]
+    assert proxy.lost_answers == (not known)
+
+
+async def test_a_subscription_is_notified_of_a_push_whose_commit_was_unknown(api: Api, proxy: Proxy) -> None:
+    await api.push("q", "before")
+    async with consuming_over_websocket(api) as consumer:
+        await consumer.subscribe("q", consumerGroup="group", subscriptionMode="new")
+        proxy.lose_answers(1, of=appends)
+        payload = random_text(random.Random(4))
+        await api.push("q", payload)
+        assert proxy.lost_answers == 1
+        assert [message["data"] for message in await consumer.batch()] == [payload]
+
+
+async def test_an_outage_is_logged_once_and_its_reason_is_named_once(
+    api: Api, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    await api.push("q", 1)
+    assert api.worker is not None
+    availability = api.worker.broker.database.availability
+    async with proxy.away():
+        await until(lambda: availability.down)
+        caplog.clear()
+        answers = [await api.call("GET", path) for path in ("/api/v1/pop/queue/q", "/api/v1/resources/queues")]
+        assert {answer.status for answer in answers} == {503}
+        for answer in answers:
+            assert re.fullmatch(r"PostgreSQL is unavailable; reconnecting \([^()]+\)", answer.body["error"])
+        assert "failed" not in caplog.text

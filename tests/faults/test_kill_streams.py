@@ -89,7 +89,7 @@ async def test_a_stream_counts_exactly_while_workers_and_postgres_are_killed(vic
     messages = 6 * (2 * 150 + 1)
     runners = [await counting().run(QUERY, victim.url, batch_size=11, max_partitions=2) for _ in range(2)]
     for kill in range(1, 4):
-        await until(partial(_have_read, runners, messages * kill // 4), seconds=60)
+        await until(partial(_have_read, runners, messages * kill // 4))
         if kill == 2:
             victim.kill_postgres(children_too=True)
         else:

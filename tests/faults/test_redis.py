@@ -137,7 +137,7 @@ async def test_under_load_every_item_is_acked_once(
                 return len(acked) > before + 100 or len(acked) >= total
 
             await fault(redis)
-            await until(goes_on, 60)
+            await until(goes_on)
             if fault is paused:
                 redis.resume()
             if fault is killed:

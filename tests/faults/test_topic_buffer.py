@@ -190,6 +190,22 @@ async def test_a_flush_whose_outcome_is_unknown_is_not_made_twice(
     assert [one["data"] for one in answer.body] == ["last"]
 
 
+async def test_a_dequeue_that_waits_is_woken_by_a_flush_whose_outcome_is_unknown(
+    start_server: StartServer, proxy: Proxy
+) -> None:
+    topics = TopicApi(await start_server(database_urls=(proxy.dsn,), namespace_modes=(("ns", "buffered"),)))
+    await topics.enqueue(item("first"))
+    (first,) = await topics.dequeue(wait=True)
+    assert await topics.ack(first) == [True]
+    waiting = asyncio.create_task(topics.dequeue(wait=True, timeout=60_000))
+    await asyncio.sleep(0.1)
+    proxy.lose_answers(1, of=lambda sent: b"COMMIT" in sent)
+    await topics.enqueue(item("second"))
+    async with asyncio.timeout(30):
+        assert [one["data"] for one in await waiting] == ["second"]
+    assert proxy.lost_answers == 1
+
+
 async def test_two_hosts_buffer_for_the_same_namespace_and_agree_on_keys(
     start_server: StartServer, connection: Connection, tmp_path: Path
 ) -> None:

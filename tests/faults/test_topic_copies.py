@@ -40,11 +40,11 @@ async def test_another_host_stores_what_one_cannot_and_nothing_is_stored_twice_w
     async def all_stored() -> bool:
         return await stored(connection) == set(sent)
 
-    await until(all_stored, 30)
+    await until(all_stored)
     async with proxy.away():
         for number in range(10):
             sent += await cut_off.enqueue(item(number), item(number, priority=1))
-        await until(all_stored, 30)
+        await until(all_stored)
         leased = await other.dequeue(limit=100)
         assert values(leased) == ["before", *range(10), *range(10)]
         assert all(await other.ack(*leased))
@@ -53,14 +53,14 @@ async def test_another_host_stores_what_one_cannot_and_nothing_is_stored_twice_w
     async def last_stored() -> bool:
         return await stored(connection) == {last}
 
-    await until(last_stored, 60)
+    await until(last_stored)
     worker = cut_off.api.worker
     assert worker is not None
 
     async def empty() -> bool:
         return not worker.broker.topics.wal.state.records and not await copies_of(other).files()
 
-    await until(empty, 60)
+    await until(empty)
     assert await stored(connection) == {last}
 
 
@@ -78,15 +78,15 @@ async def test_large_items_are_not_copied_and_what_follows_them_waits_for_its_ho
         return await stored(connection) == set(sent[: len(sent) - late])
 
     late = 0
-    await until(some_stored, 30)
+    await until(some_stored)
     async with proxy.away():
         sent += await cut_off.enqueue(item("small"))
         sent += await cut_off.enqueue(item("x" * 70_000))
         sent += await cut_off.enqueue(item("small"))
         late = 2
-        await until(some_stored, 30)
+        await until(some_stored)
     late = 0
-    await until(some_stored, 60)
+    await until(some_stored)
 
 
 async def test_a_redis_that_is_emptied_paused_and_killed_loses_nothing_that_was_answered(
@@ -118,7 +118,7 @@ async def test_a_redis_that_is_emptied_paused_and_killed_loses_nothing_that_was_
         async def enough() -> bool:
             return len(sent) >= count
 
-        await until(enough, 30)
+        await until(enough)
 
     async with asyncio.TaskGroup() as group:
         for topics in hosts:
@@ -140,4 +140,4 @@ async def test_a_redis_that_is_emptied_paused_and_killed_loses_nothing_that_was_
     async def all_stored() -> bool:
         return await stored(connection) == sent
 
-    await until(all_stored, 60)
+    await until(all_stored)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -49,6 +50,24 @@ def test_no_file_names_another_host() -> None:
         found = re.findall(r"https?://[^\s\"'`)]+", path.read_text())
         assert not [text for text in found if not names.match(text)], path
     assert "resolved" not in (SOURCES / "package-lock.json").read_text()
+
+
+def without_words(described: Any) -> Any:
+    """What types are made of: all but descriptions and examples."""
+    if isinstance(described, list):
+        return [without_words(one) for one in described]
+    if not isinstance(described, dict):
+        return described
+    words = ("description", "summary", "example")
+    kept = {name: value for name, value in described.items() if not (name in words and not isinstance(value, dict))}
+    return {name: without_words(value) for name, value in kept.items() if name != "example"}
+
+
+async def test_types_of_the_dashboard_are_those_of_the_api(api: Api) -> None:
+    described = json.loads((SOURCES / "openapi.json").read_text())
+    now = (await api.call("GET", "/openapi.json")).body
+    for part in ("paths", "components"):
+        assert without_words(described[part]) == without_words(now[part]), "the API has changed: run `make dashboard`"
 
 
 async def test_every_call_of_the_dashboard_is_a_route(api: Api) -> None:

@@ -67,7 +67,7 @@ def packed(sent: list[PushItem]) -> PushSlice:
 
 
 def prepared(part: PushSlice, partition_id: int) -> PushSlice:
-    SlicePreparer(Envelope(), IdSource()).prepare(part, Partition(0, partition_id, 1, "q", "p"), QUEUE)
+    SlicePreparer(Envelope(), IdSource()).prepare(part, Partition(partition_id, 1, "q", "p"), QUEUE)
     return part
 
 

@@ -107,9 +107,9 @@ class Publisher:
             Envelope(),
             IdSource(),
             TopicPublisher(self.database),
-            lambda fed: None,
+            lambda appended: None,
             dedup_window=3600,
-            seen=DedupFilter(1 << 20),
+            dedup_filter=DedupFilter(1 << 20),
         )
 
 

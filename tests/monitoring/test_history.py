@@ -103,6 +103,7 @@ async def test_worker_metrics_have_the_shape_that_dashboards_read(api: Api) -> N
         "jobQueueSize",
         "backoffSize",
         "messagesProcessed",
+        "port",
         "lastSeen",
     }
     (queue,) = metrics["queues"]

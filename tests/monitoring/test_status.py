@@ -95,6 +95,7 @@ async def test_the_status_of_a_server_that_just_began_has_the_running_minute(api
         "dbConnections",
         "jobQueueSize",
         "messagesProcessed",
+        "port",
     }
     assert worker["messagesProcessed"] == 5 + 5 + 3
     assert status["statsAge"] == 0

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
+from pyspark.sql import Row
 
 from queen.errors import QueenError
 from queen.pipelines.archive_files import reading
@@ -21,10 +23,12 @@ from queen.pipelines.errors import AlreadyRunning, ArchiveError, PipelineError
 from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
 from queen.pipelines.jobs.compact import compact
 from queen.pipelines.jobs.reconcile import PartitionReport, reconcile
-from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, replay
+from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, _paced, replay
 from queen.pipelines.manifest import Manifest
 from queen.pipelines.session import Connection
-from queen.wire.pipelines import PipelineState, PipelineStatus, read_status
+from queen.pipelines.sinks import writer_of
+from queen.pipelines.state import StateDirectory
+from queen.wire.pipelines import PipelineState, PipelineStatus, read_status, write_status
 from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
 from tests.pipelines.running import Runner
@@ -270,6 +274,34 @@ async def test_two_archivers_of_one_archive_are_one_too_many(tmp_path: Path) -> 
         sole_archiver(tmp_path / "archive").__enter__()
 
 
+def test_archives_of_directories_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:
+    states = StateDirectory(tmp_path / "data")
+    names = []
+    for root in ("/eu/orders", "/us/orders", "/eu/orders", f"/long/{'x' * 80}", f"/other/{'x' * 80}"):
+        declaration = archive_declaration(["orders"], root, ONCE, 1, None, states=states)
+        names.append(declaration.name)
+        with states.running(declaration.name) as directory:
+            status = PipelineStatus(
+                name=declaration.name,
+                state=PipelineState.DONE,
+                pid=os.getpid(),
+                file=root,
+                master="local",
+                started_at=time.time(),
+                updated_at=time.time(),
+            )
+            write_status(directory, status)
+    assert names[0] == names[2] == "archive-orders"
+    assert names[1].startswith("archive-orders-")
+    assert len(set(names)) == 4 and max(map(len, names)) == 64
+
+
+def test_an_archive_that_was_moved_goes_on_as_the_writer_it_was(tmp_path: Path) -> None:
+    assert writer_of("archive", "archive-orders", tmp_path) == writer_of("archive", "archive-moved", tmp_path)
+    (tmp_path / "queen-writer").write_text("0" * 32)
+    assert writer_of("archive", "archive-orders", tmp_path) == f"archive-orders.archive.{'0' * 32}"
+
+
 async def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="is not an archive; make one with"):
         compact(tmp_path)
@@ -290,3 +322,13 @@ def test_a_replay_reports_how_far_it_is(tmp_path: Path) -> None:
     report.end(Replayed(queued=8, duplicates=2))
     done = read_status(tmp_path)
     assert done is not None and (done.state, done.error, done.queries[0].lag) == (PipelineState.DONE, None, 0)
+
+
+def test_a_replay_pushes_no_more_at_once_than_a_server_takes() -> None:
+    now = datetime.now(UTC)
+    sizes = [1_000_000] * 9 + [20_000_000, 20_000_000] + [10] * 2500
+    rows = [Row(created_at=now, producer_sub=None, payload="x" * size) for size in sizes]
+    for speed in (None, 1e9):
+        chunks = list(_paced(iter(rows), speed, by_producer=True))
+        assert [row for chunk in chunks for row in chunk] == rows
+        assert [len(chunk) for chunk in chunks] == [4, 4, 1, 1, 1, 1000, 1000, 500]

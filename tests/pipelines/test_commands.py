@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from queen.pipelines.state import StateDirectory
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus, write_status
 from tests.conftest import StartServer
 from tests.pipelines.running import in_process
+from tests.support.api import Api
 
 _QUEEN = str(Path(sys.executable).with_name("queen"))
 _FILE = """\
@@ -91,6 +93,15 @@ def _metric(text: str, name: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
+def test_validate_lists_each_problem_on_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("sources:\n  a: {qeue: a}\nsinks:\n  b: {from: c, queue: b}\n  d: {from: a, topic: t}\n")
+    code, out, err = in_process(capsys, "pipeline", "validate", "--no-spark", str(file))
+    first, *problems = err.splitlines()
+    assert (code, out, first) == (1, "", "queen: the pipeline cannot be used:")
+    assert [problem.partition(": ")[0] for problem in problems] == [f"  {file}:{line}" for line in (2, 4, 5)]
+
+
 def test_without_java_commands_say_what_to_install_and_the_rest_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +129,55 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
     assert code == 0
 
 
+def test_a_spark_that_does_not_start_is_said_with_what_to_check(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(_FILE.replace("DIR", str(tmp_path)))
+    command = [_QUEEN, "pipeline", "run", str(file), "--conf", "spark.driver.memory=much", "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Invalid maximum heap size: -Xmxmuch" in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("queen: Spark did not start on local[*]: Java gateway process exited")
+    assert last.endswith("check --master, --conf and JAVA_HOME")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_write_that_fails_is_said_in_a_line_without_the_traces_of_spark(
+    api: Api, dsn: str, tmp_path: Path
+) -> None:
+    await api.push("orders", {"id": 1})
+    for step, said in (("'no json' AS x", "is not JSON"), ("1 / (id - 1) AS x", "Division by zero")):
+        file = tmp_path / "p.yaml"
+        file.write_text(
+            f'sources: {{o: {{queue: orders, schema: id int}}}}\nsteps: {{s: {{sql: "SELECT {step} FROM o"}}}}\n'
+            "sinks: {out: {from: s, queue: copy, payload: x}}\n"
+        )
+        child = await asyncio.create_subprocess_exec(
+            *(
+                _QUEEN,
+                "pipeline",
+                "run",
+                str(file),
+                "--once",
+                "--fresh",
+                "--data-dir",
+                str(tmp_path),
+                "--server",
+                api.url,
+            ),
+            *("--database-url", dsn, *_SMALL),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, err = await child.communicate()
+        assert child.returncode == 1
+        lines = err.decode().splitlines()
+        assert lines[-1].startswith("queen: sink 'out' failed: ") and said in lines[-1]
+        # Python says more where a process of Spark could not start in time, and is started again.
+        assert not [line for line in lines if " spark ERROR " in line or line.startswith(("\tat ", "{"))]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -127,6 +187,12 @@ def test_without_java_commands_say_what_to_install_and_the_rest_works(
         (("compact", "."), ". is not an archive; make one with"),
         (("replay", ".", "--from", "yesterday"), "--from yesterday: expected a time"),
         (("replay", ".", "--speed", "0"), "--speed 0: expected a number above 0"),
+        (("replay", ".", "--to", ""), "the name of a queue must not be empty (at --to)"),
+        (
+            ("replay", ".", "--from", "2026-01-02", "--until", "2026-01-01"),
+            "--from 2026-01-02 is after --until 2026-01-01",
+        ),
+        (("archive", "q", "--to", "taken/x"), "taken/x/_checkpoints: Not a directory. Check the path"),
         (("archive", "q", "--to", "x", "--every", "often"), "--every often: expected a length of time"),
         (("archive", "", "--to", "x"), "the name of a queue must not be empty (at argument 1)"),
         (("archive", "q", "q", "--to", "x"), "queue 'q' is named twice"),
@@ -145,6 +211,7 @@ def test_what_cannot_be_done_is_said_in_a_line(
 ) -> None:
     monkeypatch.setenv("QUEEN_DATA_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").touch()
     code, _, err = in_process(capsys, "pipeline", *arguments)
     assert code == 1
     assert expected in err

@@ -10,7 +10,8 @@ import pytest
 import rich.console
 
 from queen.cli.pipelines.run import status_table, sums
-from queen.pipelines.errors import cause_of
+from queen.errors import DatabaseUnavailable
+from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.queries.progress import QueryWatch
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus
 
@@ -35,6 +36,10 @@ Current Committed Offsets: {{PythonMicroBatchStream: {{"format":2,"queues":{{"or
         ("queen.wire.envelope.NoEncryptionKey: a key is needed", "a key is needed"),
         ("queen.log.stages.StageLost: write it again", "write it again"),
         ("ValueError: not a number: 'x'", "ValueError: not a number: 'x'"),
+        (
+            "pyspark.errors.exceptions.base.ArithmeticException: [DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012",
+            "Division by zero.",
+        ),
         (
             'psycopg.errors.UndefinedTable: relation "t" does not exist',
             'psycopg.errors.UndefinedTable: relation "t" does not exist',
@@ -69,9 +74,26 @@ def test_a_cause_that_only_the_jvm_knows_is_found() -> None:
         JavaError("java.lang.RuntimeException: part-0.parquet is not a Parquet file"),
     )
     assert cause_of(error) == "java.lang.RuntimeException: part-0.parquet is not a Parquet file"
+    # Of several causes the innermost counts, unless it says no more than that something failed.
+    error._origin = JavaError(
+        "java.io.IOException: cannot read part-0.parquet",
+        JavaError(
+            "java.net.ConnectException: Connection refused",
+            JavaError("org.apache.spark.SparkException: Job aborted due to stage failure: lost task 0.0"),
+        ),
+    )
+    assert cause_of(error) == "java.net.ConnectException: Connection refused"
     assert cause_of("[TABLE_OR_VIEW_NOT_FOUND] The table or view `x` cannot be found.\nVerify it;\n'Project [*]") == (
         "The table or view `x` cannot be found. Verify it"
     )
+    error = SparkError(
+        '\n[UNSUPPORTED_DATATYPE] Unsupported data type "LNOG". SQLSTATE: 0A000 (line 1, pos 3)\n\n== SQL ==\n'
+    )
+    error._origin = JavaError('org.apache.spark.sql.catalyst.parser.ParseException: \n[UNSUPPORTED_DATATYPE] "LNOG"')
+    assert cause_of(error) == 'Unsupported data type "LNOG". (line 1, pos 3)'
+    error = SparkError("")
+    error._origin = JavaError("org.apache.spark.sql.AnalysisException: [A_B.C] no `x`. SQLSTATE: 42703; line 1 pos 0;")
+    assert cause_of(error) == "no `x`.; line 1 pos 0"
     assert cause_of("") == "Spark does not say why"
     assert len(cause_of("queen.errors.NotFound: " + "x" * 10_000)) <= 1000
 
@@ -116,6 +138,39 @@ def test_a_query_that_fails_for_a_transient_reason_is_restarted_and_others_are_n
     refused = 'PostgreSQL at x:5432/q refuses the connection: connection failed: password authentication failed for "a"'
     queries[1].error = f"queen.errors.SettingsError: {refused}"
     assert watch.restart_if_needed() == refused
+    assert not watch.active
+
+
+def test_a_query_whose_sinks_are_still_unavailable_when_it_is_restarted_is_restarted_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts: list[Query] = []
+    problems = [
+        DatabaseUnavailable("PostgreSQL at x:5432/q is unavailable: the database system is starting up"),
+        PipelineError("table public.kept cannot be written: connection failed: Connection refused"),
+    ]
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def start() -> Any:
+        if starts and problems:
+            raise problems.pop()
+        starts.append(Query())
+        return starts[-1]
+
+    watch = QueryWatch("kept", [QueryStatus(name="kept", sources=["events"])], None, start)
+    starts[0].error = "queen.errors.DatabaseUnavailable: PostgreSQL at x:5432/q is unavailable: connection refused"
+    for _ in range(6):
+        assert watch.restart_if_needed() is None
+        assert watch.active
+        now += 8.0
+    assert len(starts) == 2 and not problems
+
+    problems.append(PipelineError("table public.kept cannot be written: permission denied for table kept"))
+    starts[1].error = starts[0].error
+    assert watch.restart_if_needed() is None
+    now += 64.0
+    assert watch.restart_if_needed() == "table public.kept cannot be written: permission denied for table kept"
     assert not watch.active
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
+import psycopg
 import pytest
 
+from queen.errors import DatabaseUnavailable
 from queen.pipelines.errors import PipelineError
 from queen.pipelines.jobs.dlq_report import dlq_report
 from queen.pipelines.jobs.rollup import rollup
@@ -19,6 +21,7 @@ from queen.wire.pipelines import PipelineState
 from tests.pipelines.running import Runner
 from tests.support.api import Api
 from tests.support.database import Connection as Database
+from tests.support.database import stored_messages
 from tests.support.proxy import Proxy
 
 
@@ -117,40 +120,147 @@ async def test_a_table_keeps_the_newest_row_of_each_key(runner: Runner, dsn: str
     frame = runner.spark.createDataFrame([("a", 9), ("a", 4)], "key string, value int")
     await asyncio.to_thread(ordered, frame, 0)
     assert (await rows())["a"] == 9
+    # Those that order_by takes for equal are in the order of their messages, whichever tasks they come from.
+    ties = [(f"t{n % 50}", 1, n, n) for n in reversed(range(400))]
+    frame = runner.spark.createDataFrame(ties, "key string, tie int, value int, _offset long").repartition(4)
+    await connection.execute("ALTER TABLE public.newest ADD COLUMN tie int")
+    tied = TableSink(dsn, "public.newest", "tied", key=["key"], order_by=["tie"])
+    await asyncio.to_thread(tied, frame, 0)
+    assert {key: value for key, value in (await rows()).items() if key[0] == "t"} == {
+        f"t{n}": 350 + n for n in range(50)
+    }
+
+
+async def test_rows_without_a_key_replace_none_unless_null_is_one(
+    runner: Runner, dsn: str, connection: Database
+) -> None:
+    await connection.execute("CREATE TABLE public.nulls (a text, b int, n int, UNIQUE (a, b))")
+    sink = TableSink(dsn, "public.nulls", "nulls", key=["a", "b"])
+    sink.prepare()
+    given = [("x", 1, 0), (None, 1, 1), (None, 1, 2), (None, None, 3), ("x", None, 4), ("x", 1, 5)]
+    frame = runner.spark.createDataFrame(given, "a string, b int, n int")
+
+    async def stored() -> list[int]:
+        return sorted(row["n"] for row in await connection.fetch("SELECT n FROM public.nulls"))
+
+    await asyncio.to_thread(sink, frame, 0)
+    assert await stored() == [1, 2, 3, 4, 5]
+    await asyncio.to_thread(sink, frame, 1)
+    assert await stored() == [1, 1, 2, 2, 3, 3, 4, 4, 5]
+    if await connection.fetchval("SELECT current_setting('server_version_num')::int") < 150000:
+        return
+    await connection.execute("TRUNCATE public.nulls; ALTER TABLE public.nulls DROP CONSTRAINT nulls_a_b_key")
+    await connection.execute("ALTER TABLE public.nulls ADD UNIQUE NULLS NOT DISTINCT (a, b)")
+    for batch in (2, 3):
+        await asyncio.to_thread(sink, frame, batch)
+        assert await stored() == [2, 3, 4, 5]
+
+
+async def test_a_row_that_a_table_does_not_take_is_said_with_what_to_do(
+    runner: Runner, dsn: str, connection: Database
+) -> None:
+    await connection.execute("CREATE TABLE public.strict (t text NOT NULL, n numeric(3, 1))")
+    TableSink(dsn, "public.strict", "test").prepare()
+    rows = {"cannot contain NUL": ("a\0", 1), "null value in column": (None, 1), "numeric field overflow": ("a", 1000)}
+    for said, row in rows.items():
+        frame = runner.spark.createDataFrame([row], "t string, n int")
+        with pytest.raises(PipelineError, match=f"^table public.strict does not take a row: .*{said}.*with expect$"):
+            await asyncio.to_thread(TableSink(dsn, "public.strict", "test"), frame, 0)
+    with pytest.raises(PipelineError, match=r'cannot be written: relation "public\.missing" does not exist$'):
+        TableSink(dsn, "public.missing", "test").prepare()
+    assert await connection.fetchval("SELECT count(*) FROM public.strict") == 0
+
+
+async def test_a_table_whose_postgresql_ends_the_connection_is_unavailable(
+    runner: Runner, dsn: str, connection: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await connection.execute("CREATE TABLE public.ended (n int)")
+    sink = TableSink(dsn, "public.ended", "test")
+    sink.prepare()
+    copy = TableSink._copy
+
+    def shut_down(sink: TableSink, cursor: psycopg.Cursor[Any], *arguments: Any) -> int:
+        with psycopg.connect(dsn) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [cursor.connection.info.backend_pid])
+        return copy(sink, cursor, *arguments)
+
+    frame = runner.spark.createDataFrame([(1,)], "n int")
+    with monkeypatch.context() as patched:
+        patched.setattr(TableSink, "_copy", shut_down)
+        with pytest.raises(DatabaseUnavailable, match="is unavailable"):
+            await asyncio.to_thread(sink, frame, 0)
+    assert await asyncio.to_thread(sink, frame, 0) == 1
 
 
 @pytest.mark.soak
-async def test_a_pipeline_outlives_an_absence_of_postgresql(
-    runner: Runner, api: Api, proxy: Proxy, caplog: pytest.LogCaptureFixture
+async def test_a_pipeline_with_three_busy_sinks_outlives_absences_of_postgresql(
+    runner: Runner, api: Api, proxy: Proxy, connection: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
+    await connection.execute("CREATE TABLE public.kept (n int)")
     file = runner.file(
         """\
         pipeline: patient
-        trigger: 200 ms
-        sources: {events: {queue: events, schema: n int}}
-        sinks: {kept: {from: events, parquet: DIR/kept}}
+        trigger: 100 ms
+        sources:
+          one: {queue: one, schema: n int, rows_per_batch: 100}
+          two: {queue: two, schema: n int, rows_per_batch: 100}
+          three: {queue: three, schema: n int, rows_per_batch: 100}
+        sinks:
+          kept: {from: one, postgres: public.kept}
+          files: {from: two, parquet: DIR/files}
+          copies: {from: three, queue: copies}
         dead_letters: {console: true}
         """
     )
-    await api.push("events", {"n": 1})
+    pushed = 0
+
+    async def push(messages: int) -> None:
+        nonlocal pushed
+        for queue in ("one", "two", "three"):
+            await api.push(queue, *({"n": n} for n in range(pushed, pushed + messages)))
+        pushed += messages
+
+    manifest = Manifest(runner.directory / "files")
+
+    async def least() -> int:
+        """Rows of the sink that has the fewest."""
+        copies = len(await stored_messages(connection, "copies"))
+        files = manifest.snapshot().rows if manifest.exists else 0
+        return min(int(await connection.fetchval("SELECT count(*) FROM public.kept")), copies, files)
+
+    await push(500)
     run, ended = runner.begin(file, Connection(api.url, databases=(proxy.dsn,)))
 
-    async def until(reached: Callable[[], object]) -> None:
-        async with asyncio.timeout(300):
-            while not reached():
+    async def until(reached: Callable[[], Awaitable[object]]) -> None:
+        async with asyncio.timeout(400):
+            while not await reached():
                 assert not ended.done(), await ended
                 await asyncio.sleep(0.1)
 
-    manifest = Manifest(runner.directory / "kept")
-    await until(lambda: manifest.exists and manifest.snapshot().rows == 1)
-    async with proxy.away():
-        await api.push("events", {"n": 2})
-        await until(lambda: "restarting it in" in caplog.text)
-    await until(lambda: manifest.snapshot().rows == 2)
+    async def until_written(rows: int) -> None:
+        async def written() -> bool:
+            return await least() >= rows
+
+        await until(written)
+
+    for _ in range(3):
+        await until_written(pushed - 400)
+        failures = caplog.text.count("restarting it in")
+
+        async def has_failed(before: int = failures) -> bool:
+            return caplog.text.count("restarting it in") > before
+
+        async with proxy.away():
+            await push(500)
+            await until(has_failed)
+    await until_written(pushed)
     run.stop.set()
     status = await ended
     assert status.state is PipelineState.STOPPED
-    assert runner.rows("kept", "n") == [(1,), (2,)]
+    numbers = list(range(pushed))
+    assert sorted(row["n"] for row in await connection.fetch("SELECT n FROM public.kept")) == numbers
+    assert sorted(json.loads(one.payload)["n"] for one in await stored_messages(connection, "copies")) == numbers
+    assert sorted(n for (n,) in runner.rows("files", "n")) == numbers
 
 
 async def test_dead_letters_are_clustered_by_what_went_wrong(runner: Runner, api: Api, queues: Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pytest
@@ -59,7 +60,8 @@ async def test_queues_that_match_a_pattern_are_read_and_a_limit_of_bytes_makes_m
         """\
         pipeline: all
         sources:
-          orders: {queue_pattern: "orders-.*", bytes_per_batch: 1, group: all, max_read_share: 0.5, max_tasks: 1}
+          orders: {queue_pattern: "orders-.*", bytes_per_batch: 1, min_bytes_per_batch: 1, group: all,
+            max_read_share: 0.5, max_tasks: 1}
         sinks: {out: {from: orders, parquet: DIR/out}}
         """
     )
@@ -69,6 +71,48 @@ async def test_queues_that_match_a_pattern_are_read_and_a_limit_of_bytes_makes_m
     status = await runner.run(file, queues)
     assert [(query.batches, query.lag) for query in status.queries] == [(2, 0)]
     assert runner.rows("out", "payload", "queue") == [("1", "orders-it"), ("3", "orders-de")]
+
+
+_SCHEMA = "n int, d decimal(6,2), s string, at timestamp, day date, l array<int>, b boolean"
+_VALUES: dict[str, list[Any]] = {
+    "n": [1, "1", 1.0, 1.5, 2**40, True, None],
+    "d": [1, 12.345, 12345.678, "1.5", 1e9],
+    "s": ["é", 5, 1.50, {"a": [1, None]}, False],
+    "at": ["2026-01-01", "2026-01-01T00:00:00+02:00", "2026-01-01T00:00:00.123456Z", "soon", 5],
+    "day": ["2026-01-01", "2026-13-01", 5],
+    "l": [[1, None], [1, "x"], 1, []],
+    "b": [True, "true", 1],
+    "other": [{"n": 1}],
+}
+_PAYLOADS: list[Any] = [{name: value} for name, values in _VALUES.items() for value in values]
+_PAYLOADS += [{}, [1], "text", 5, None]
+
+
+async def test_messages_of_queues_and_lines_of_files_are_parsed_alike(
+    runner: Runner, api: Api, queues: Connection
+) -> None:
+    file = runner.file(
+        f"""\
+        pipeline: alike
+        sources:
+          messages: {{queue: events, schema: "{_SCHEMA}"}}
+          lines: {{files: DIR/in, schema: "{_SCHEMA}"}}
+        sinks:
+          of_queue: {{from: messages, parquet: DIR/of_queue}}
+          of_files: {{from: lines, parquet: DIR/of_files}}
+        dead_letters: {{parquet: DIR/dead}}
+        """
+    )
+    await api.push("events", *_PAYLOADS)
+    runner.batch(*map(json.dumps, _PAYLOADS))
+    await runner.run(file, queues)
+    columns = [field.split()[0] for field in _SCHEMA.split(", ")]
+    of_queue, of_files = (runner.rows(name, *columns) for name in ("of_queue", "of_files"))
+    assert of_queue == of_files
+    dead = [(step, json.loads(record)) for step, record in runner.rows("dead", "step", "record")]
+    refused = {step: sorted((one for name, one in dead if name == step), key=repr) for step, _ in dead}
+    assert refused["messages"] == refused["lines"]
+    assert len(of_queue) + len(refused["lines"]) == len(_PAYLOADS)
 
 
 async def test_a_pipeline_that_was_declared_on_the_server_is_run_by_its_name(
@@ -108,6 +152,7 @@ async def test_a_pipeline_that_was_declared_on_the_server_is_run_by_its_name(
         ("queue: q, max_delay: 1m", "console: true", "give that as well"),
         ("queue: q, min_rows_per_batch: 2, max_delay: soon", "console: true", "max_delay: 'soon' is not a length"),
         ("queue: q, min_rows_per_batch: 9, rows_per_batch: 2", "console: true", "(9) must not be above"),
+        ("queue: q, min_bytes_per_batch: 9, bytes_per_batch: 2", "console: true", "(9) must not be above"),
         ("queue: q, bytes_per_batch: none", "console: true", "'bytes_per_batch' must be a whole number above 0"),
         ("queue: q, max_read_share: 1.5", "console: true", "'max_read_share' must be a share of the machine from"),
         ("queue: q, max_read_share: half", "console: true", "from 0.01 to 1, not 'half'"),

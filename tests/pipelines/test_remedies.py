@@ -34,9 +34,13 @@ async def test_what_an_archive_cannot_do_is_said_in_a_line_with_its_remedy(
         assert "Traceback" not in err
 
     archive = ("archive", "orders", "--to", str(root), "--once", *databases)
+    lax = runner.file(
+        "sources: {orders: {queue: orders, fail_on_data_loss: false}}\nsinks: {out: {from: orders, parquet: DIR/out}}\n"
+    )
     await api.configure("orders", retentionEnabled=True, retentionSeconds=60)
     await api.push("orders", 0)
     assert (await command(*archive))[0] == 0
+    assert (await command("run", str(lax), "--once", *databases))[0] == 0
     await api.push("orders", 1, 2)
     await age(connection, 100)
     await clean(api)
@@ -45,6 +49,12 @@ async def test_what_an_archive_cannot_do_is_said_in_a_line_with_its_remedy(
     await refused("--no-fail-on-data-loss", *archive)
     code, out, err = await command(*archive, "--no-fail-on-data-loss")
     assert (code, "1 rows read, 1 written" in out) == (0, True), err
+    code, out, err = await command("run", str(lax), "--once", *databases)
+    assert (code, "1 rows read, 1 written" in out) == (0, True), err
+    # All that the queue holds is archived again.
+    code, out, err = await command(*archive, "--fresh")
+    assert (code, "1 rows read, 1 written" in out) == (0, True), err
+    assert len(list(root.glob("queue=orders/**/*.parquet"))) == 3
     await refused("the archive holds no messages of queue 'ordrs'", "replay", str(root), "--queue", "ordrs")
     await refused("there is no queue missing", "dlq-report", "--queue", "missing", *databases)
     for file in root.glob("queue=orders/**/*.parquet"):

@@ -138,3 +138,30 @@ async def test_an_archive_that_is_killed_at_any_moment_loses_and_doubles_nothing
     assert found == sorted((f"p{n}", offset) for n in range(4) for offset in range(500))
     reports = await asyncio.to_thread(reconcile, runner.spark, lake.connection, lake.root)
     assert all(one.whole and not one.behind and one.archived == 500 for one in reports)
+
+
+async def test_archives_of_one_name_in_two_buckets_have_checkpoints_of_their_own(
+    bucket: str, api: Api, dsn: str, tmp_path: Path
+) -> None:
+    async def archive(root: str, *options: str) -> tuple[int, str, str]:
+        child = await asyncio.create_subprocess_exec(
+            *(str(Path(sys.executable).with_name("queen")), "pipeline", "archive", "orders", "--to", root),
+            *("--format", "delta", "--once", "--data-dir", str(tmp_path), "--server", api.url, "--database-url", dsn),
+            *("--master", "local[1]", "--conf", "spark.driver.memory=512m", *options),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await child.communicate()
+        return child.returncode or 0, out.decode(), err.decode()
+
+    await api.push("orders", 0, 1, 2)
+    for root in (f"{bucket}/eu/orders", f"{bucket}/us/orders"):
+        code, out, err = await archive(root)
+        assert (code, "3 rows read, 3 written" in out) == (0, True), err
+    files = fsspec.filesystem("s3")
+    files.rm("lake/us/orders", recursive=True)
+    code, _, err = await archive(f"{bucket}/us/orders")
+    assert code == 1
+    assert "there is no table at s3://lake/us/orders" in err and "--fresh" in err
+    code, out, err = await archive(f"{bucket}/us/orders", "--fresh")
+    assert (code, "3 rows read, 3 written" in out) == (0, True), err

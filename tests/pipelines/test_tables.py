@@ -6,15 +6,18 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
 import pytest
-from pyiceberg.table import StaticTable
 
 from queen.pipelines.declaration import ONCE
 from queen.pipelines.errors import ArchiveError, DeclarationError, PipelineError, SchemaChange, TablesMissing
@@ -23,11 +26,13 @@ from queen.pipelines.jobs.reconcile import reconcile
 from queen.pipelines.jobs.replay import ReplayOptions, replay
 from queen.pipelines.loading import load
 from queen.pipelines.session import Connection
+from queen.pipelines.tables.delta import DeltaLake
+from queen.pipelines.tables.files import _read, write_table
 from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.schemas import evolve
 from queen.pipelines.tables.sink import LakeSink, newest
-from queen.pipelines.tables.table import Table
+from queen.pipelines.tables.table import DELETED, Table
 from tests.pipelines.running import Runner, in_process
 from tests.support.api import Api
 
@@ -39,6 +44,8 @@ def rows_at(kind: Format, root: Path) -> list[dict[str, Any]]:
     if kind is Format.DELTA:
         frame = deltalake.DeltaTable(str(root)).to_pandas()
     else:
+        from pyiceberg.table import StaticTable
+
         frame = StaticTable.from_metadata(str(root)).scan().to_pandas()
     found: list[dict[str, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return found
@@ -329,6 +336,110 @@ def test_columns_may_be_added_and_widened_where_the_format_can() -> None:
         evolve("t", needed, old, promotes=True)
 
 
+@pytest.mark.parametrize("left_out", [(), ("nested",), ("nested", "nan", "infinite", "exact")])
+def test_other_readers_of_delta_find_every_value_by_a_filter(tmp_path: Path, left_out: tuple[str, ...]) -> None:
+    rows = pyarrow.table(
+        {
+            "id": pyarrow.array([1, 2, 3], pyarrow.int64()),
+            "flag": [True, None, False],
+            "binary": [b"x", None, b"z"],
+            "float": [1.5, None, 2.5],
+            "nan": [1.5, float("nan"), 2.5],
+            "infinite": [1.5, float("inf"), None],
+            "price": pyarrow.array([Decimal("1.50"), None, None], pyarrow.decimal128(10, 2)),
+            "exact": pyarrow.array([Decimal("12345678901234567890.5"), None, None], pyarrow.decimal128(38, 10)),
+            "long": ["y" * 500, None, "z" * 64 + "\U0010ffff" * 2],
+            "huge": ["y" * 10_000, None, ""],
+            "nothing": pyarrow.array([None] * 3, pyarrow.string()),
+            "nested": pyarrow.array([{"m": 1}, None, {"m": 3}], pyarrow.struct([("m", pyarrow.int32())])),
+            "list": pyarrow.array([[1], None, []], pyarrow.list_(pyarrow.int32())),
+            "at": [datetime(1, 1, 1, tzinfo=UTC), None, datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)],
+            "local": [datetime(2026, 1, 1, 1, 2, 3, 4), None, None],
+            "day": [date(1, 1, 1), None, date(2026, 1, 1)],
+        }
+    ).drop_columns(list(left_out))
+    table = DeltaLake(Location.parse(str(tmp_path / "t")))
+    table.create(rows.schema, ())
+    evolution = table.evolved(rows.schema)
+    table.append(write_table(rows, table.plan(evolution)), evolution, "w", 0)
+    dataset = deltalake.DeltaTable(tmp_path / "t").to_pyarrow_dataset()
+    from pyarrow.dataset import field
+
+    for name in rows.column_names:
+        for null in (field(name).is_null(), field(name).is_valid()):
+            assert dataset.to_table(filter=null).num_rows == rows.filter(null).num_rows, name
+        kind = rows.schema.field(name).type
+        if not pyarrow.types.is_nested(kind):
+            for value in rows.column(name).to_pylist():
+                equal = field(name) == pyarrow.scalar(value, kind)
+                assert dataset.to_table(filter=equal).num_rows == rows.filter(equal).num_rows, (name, value)
+    if "nan" not in left_out:
+        nan = pyarrow.compute.is_nan(field("nan"))
+        assert dataset.to_table(filter=nan).num_rows == 1
+    if len(left_out) > 1:
+        assert dataset.to_table(filter=field("id") > 3).num_rows == 0
+        (fragment,) = dataset.get_fragments()
+        assert "id <= 3" in str(fragment.partition_expression)
+
+
+@pytest.fixture
+def far_from_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The time zone of this machine is another."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("far_from_utc")
+@pytest.mark.parametrize("kind", FORMATS)
+def test_partitions_by_time_hold_the_time_of_their_rows(kind: Format, tmp_path: Path) -> None:
+    at = datetime(2026, 1, 1, 1, 2, 3, 4)
+    for name, value in (("local", at), ("at", at.replace(tzinfo=UTC))):
+        rows = pyarrow.table({"n": [1, 2], "t": [value, None]})
+        table = open_table(kind, Location.parse(str(tmp_path / name)))
+        table.create(rows.schema, ("t",))
+        evolution = table.evolved(rows.schema)
+        table.append(write_table(rows, table.plan(evolution)), evolution, "w", 0)
+        assert {row["n"]: row["t"] for row in rows_at(kind, tmp_path / name)} == {1: value, 2: None}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_null_and_empty_stay_what_they_are_when_files_are_written_again(kind: Format, tmp_path: Path) -> None:
+    structs = pyarrow.struct([("z", pyarrow.int32())])
+    before = pyarrow.schema([("id", pyarrow.int32() if kind is Format.ICEBERG else pyarrow.int64())])
+    nested = [("list", pyarrow.list_(pyarrow.int32())), ("structs", pyarrow.list_(structs))]
+    nested += [("map", pyarrow.map_(pyarrow.string(), structs)), ("inner", pyarrow.struct([("s", nested[1][1])]))]
+    after = pyarrow.schema([("id", pyarrow.int64()), *nested])
+    old = [{"id": 1}, {"id": 2}]
+    new: list[dict[str, Any]] = [
+        {"id": 3, "list": [1, None], "structs": [{"z": 1}, None], "map": [("a", None)], "inner": {"s": [{"z": None}]}},
+        {"id": 4, "list": None, "structs": None, "map": None, "inner": None},
+        {"id": 5, "list": [], "structs": [], "map": [], "inner": {"s": None}},
+        {"id": 6, "list": [], "structs": [], "map": [], "inner": {"s": []}},
+    ]
+    table = open_table(kind, Location.parse(str(tmp_path / "t")))
+    table.create(before, ())
+    for batch, (rows, schema) in enumerate(((old, before), (new, after))):
+        evolution = table.evolved(schema)
+        table.change(evolution)
+        table.append(
+            write_table(pyarrow.Table.from_pylist(rows, schema), table.plan(evolution)), evolution, "writer", batch
+        )
+
+    def stored() -> list[dict[str, Any]]:
+        tables = [pyarrow.parquet.read_table(file.url).cast(after) for file in table.files()]
+        return sorted(pyarrow.concat_tables(tables).to_pylist(), key=lambda row: int(row["id"]))
+
+    empty = dict.fromkeys(after.names)
+    assert table.compact(2**27, 2).files_after == 1
+    assert stored() == [*(empty | row for row in old), *new]
+    keyed = pyarrow.Table.from_pylist([{"id": 2, "list": [9]}], after).append_column(DELETED, pyarrow.array([False]))
+    table.merge(keyed, ["id"], table.evolved(after), "writer", 2)
+    assert stored() == [empty | old[0], empty | {"id": 2, "list": [9]}, *new]
+
+
 def test_of_rows_with_one_key_the_last_is_kept_and_those_without_one_all() -> None:
     table = pyarrow.table({"k": ["a", None, "a", None, "b"], "n": [1, 2, 3, 4, 5]})
     assert newest(table, ["k"]).to_pydict() == {"k": [None, "a", None, "b"], "n": [2, 3, 4, 5]}
@@ -391,6 +502,14 @@ def test_a_table_that_is_damaged_is_named(tmp_path: Path) -> None:
     (log / "00000000000000000000.json").write_text("{nonsense")
     with pytest.raises(ArchiveError, match=r"^table \S+/t cannot be used: [^\n]+$"):
         open_table(Format.DELTA, Location.parse(str(tmp_path / "t")))
+
+
+def test_a_damaged_file_of_a_table_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    file.write_bytes(b"no Parquet")
+    listed = pyarrow.record_batch({"path": [str(file)], "given": ["{}"]})
+    with pytest.raises(ArchiveError, match=rf"^{file} cannot be read: Parquet magic bytes not found"):
+        list(_read(pyarrow.schema([]), iter([listed])))
 
 
 def test_an_object_store_that_cannot_be_reached_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

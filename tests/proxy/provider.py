@@ -7,9 +7,9 @@ import hashlib
 import secrets
 import time
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import unquote_plus, urlencode
 
-from aiohttp import web
+from aiohttp import BasicAuth, web
 from joserfc import jwt
 from joserfc.jwk import RSAKey
 
@@ -22,6 +22,10 @@ class Provider:
         self.issuer = ""
         self.client_id = "queen"
         self.client_secret = "provider secret"
+        self.basic = False
+        """Secrets are taken in the header alone, as is usual where discovery says nothing about it."""
+        self.policy = ""
+        """In the query of where people sign in, and wanted there."""
         self.nonce: str | None = None
         """In place of the one that was asked for."""
         self._key = RSAKey.generate_key(2048, parameters={"kid": "one"})
@@ -49,17 +53,20 @@ class Provider:
         return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._key)
 
     async def _discovery(self, request: web.Request) -> web.Response:
-        return web.json_response(
-            {
-                "issuer": self.issuer,
-                "authorization_endpoint": f"{self.issuer}/authorize",
-                "token_endpoint": f"{self.issuer}/token",
-                "jwks_uri": f"{self.issuer}/keys",
-            }
-        )
+        policy = f"?{urlencode({'p': self.policy})}" if self.policy else ""
+        found: dict[str, Any] = {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize{policy}",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/keys",
+        }
+        if not self.basic:
+            found["token_endpoint_auth_methods_supported"] = ["client_secret_basic", "client_secret_post"]
+        return web.json_response(found)
 
     async def _authorize(self, request: web.Request) -> web.Response:
         query = request.query
+        assert query.get("p", "") == self.policy
         assert query["response_type"] == "code"
         assert query["code_challenge_method"] == "S256"
         code = secrets.token_urlsafe(16)
@@ -69,6 +76,11 @@ class Provider:
 
     async def _token(self, request: web.Request) -> web.Response:
         form = await request.post()
+        client, secret = str(form.get("client_id")), form.get("client_secret")
+        if self.basic:
+            assert secret is None
+            shown = BasicAuth.decode(request.headers["Authorization"])
+            client, secret = unquote_plus(shown.login), unquote_plus(shown.password)
         asked = self._codes.pop(str(form["code"]), None)
         digest = hashlib.sha256(str(form["code_verifier"]).encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -76,7 +88,7 @@ class Provider:
             asked is None
             or asked["code_challenge"] != challenge
             or asked["redirect_uri"] != form["redirect_uri"]
-            or form["client_secret"] != self.client_secret
+            or (client, secret) != (self.client_id, self.client_secret)
         ):
             return web.json_response({"error": "invalid_grant"}, status=400)
         now = int(time.time())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+import aiohttp
 import asyncpg
 import pytest
 from playwright.async_api import Browser
+from yarl import URL
 
 from queen.proxy.passwords import hash_password
 from queen.proxy.settings import OpenIdProvider
@@ -91,6 +94,17 @@ async def test_a_person_signs_in_with_an_openid_provider(
     assert (me["username"], me["role"]) == ("eva@example.com", "read-write")
 
 
+async def test_a_provider_that_wants_the_secret_in_a_header_and_has_a_policy(
+    start_proxy: StartProxy, provider: Provider
+) -> None:
+    provider.basic, provider.policy, provider.client_id, provider.client_secret = True, "b2c 1", "queen:1", "a:b+c d%"
+    site = await with_provider(start_proxy, provider, auto_provision=True)
+    async with site.client.get(f"{site.url}/api/auth/oidc"):
+        pass
+    async with site.client.get(f"{site.url}/api/me") as answer:
+        assert (await answer.json())["username"] == "eva@example.com"
+
+
 @pytest.mark.parametrize(
     ("claims", "options", "error"),
     [
@@ -127,6 +141,51 @@ async def test_an_account_is_linked_by_a_verified_address(start_proxy: StartProx
             assert (await answer.json())["username"] == "eva", "by the address, and then by the identity"
 
 
+@pytest.mark.parametrize(
+    ("email", "name"),
+    [("Conan.O'Brien@example.com", "Conan.O_Brien@example.com"), ("a/b{c}=d@e.org", "a_b_c__d@e.org")],
+)
+async def test_a_user_is_made_for_every_address(
+    start_proxy: StartProxy, provider: Provider, email: str, name: str
+) -> None:
+    site = await with_provider(start_proxy, provider, auto_provision=True)
+    provider.claims["email"] = email
+    for _ in range(2):
+        async with site.client.get(f"{site.url}/api/auth/oidc") as answer:
+            assert answer.status != 500, await answer.text()
+        async with site.client.get(f"{site.url}/api/me") as answer:
+            assert (await answer.json())["username"] == name
+    assert [user["email"] for user in await site.proxy.login.users.all()] == [email]
+
+
+@pytest.mark.parametrize("email", ["alice@example.com", "x" * 300 + "@example.com", "a\0b@example.com"])
+async def test_a_user_that_cannot_be_made_is_not_signed_in(
+    start_proxy: StartProxy, provider: Provider, email: str
+) -> None:
+    site = await with_provider(start_proxy, provider, auto_provision=True)
+    # Of the same name, and without an address: somebody else, as far as anybody knows.
+    await site.add_user("alice@example.com", "admin")
+    provider.claims["email"] = email
+    async with site.client.get(f"{site.url}/api/auth/oidc") as answer:
+        assert (answer.status, answer.url.path, answer.url.query["error"]) == (200, "/login", "not_allowed")
+    async with site.client.get(f"{site.url}/api/me") as answer:
+        assert answer.status == 401
+
+
+async def test_who_signs_in_twice_at_the_same_time_is_made_once(start_proxy: StartProxy, provider: Provider) -> None:
+    site = await with_provider(start_proxy, provider, auto_provision=True)
+
+    async def sign_in() -> str:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+            async with browser.get(f"{site.url}/api/auth/oidc"):
+                pass
+            async with browser.get(f"{site.url}/api/me") as answer:
+                return str((await answer.json()).get("username"))
+
+    assert set(await asyncio.gather(*(sign_in() for _ in range(8)))) == {"eva@example.com"}
+    assert len(await site.proxy.login.users.all()) == 1
+
+
 async def test_a_callback_that_nobody_asked_for_signs_nobody_in(start_proxy: StartProxy, provider: Provider) -> None:
     site = await with_provider(start_proxy, provider, auto_provision=True)
     callback = f"{site.url}/api/auth/oidc/callback"
@@ -134,8 +193,13 @@ async def test_a_callback_that_nobody_asked_for_signs_nobody_in(start_proxy: Sta
         assert answer.headers["Location"] == "/login?error=invalid_state"
     async with site.client.get(f"{site.url}/api/auth/oidc", allow_redirects=False) as answer:
         assert "code_challenge=" in answer.headers["Location"]
-    async with site.client.get(f"{callback}?code=x&state=forged", allow_redirects=False) as answer:
-        assert answer.headers["Location"] == "/login?error=invalid_state"
+    for forged in ("forged", "%C3%A9", "%FF"):
+        async with site.client.get(f"{site.url}/api/auth/oidc", allow_redirects=False):
+            pass
+        async with site.client.get(URL(f"{callback}?code=x&state={forged}", encoded=True), allow_redirects=False) as (
+            answer
+        ):
+            assert answer.headers["Location"] == "/login?error=invalid_state", forged
     async with site.client.get(f"{site.url}/api/auth/google", allow_redirects=False) as answer:
         assert answer.status == 503
 

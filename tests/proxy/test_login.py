@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import asyncpg
@@ -11,13 +12,16 @@ import bcrypt
 import msgspec
 import pytest
 from joserfc.jwk import OKPKey
+from yarl import URL
 
 from queen.http.auth.keys import KeyRing, read_jwks
 from queen.http.auth.principal import ClaimNames
 from queen.http.auth.tokens import TokenVerifier, read_claims
-from tests.http.auth.issuer import issue, key_for, sign
+from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue, key_for, sign
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
+from tests.support.pausing import pause_after
 
 PUSH = {"items": [{"queue": "q", "payload": {"n": 1}}]}
 
@@ -30,6 +34,11 @@ async def test_who_is_not_logged_in_gets_nothing(site: Site) -> None:
         assert (answer.status, answer.headers["Location"]) == (302, "/login")
     async with site.client.get(f"{site.url}/queues", headers={"Accept": "text/html"}, allow_redirects=False) as answer:
         assert answer.headers["Location"] == "/login?redirect_uri=%2Fqueues"
+    filtered = URL(f"{site.url}/queues/a%20b?text=x%26y&page=2", encoded=True)
+    async with site.client.get(filtered, headers={"Accept": "text/html"}, allow_redirects=False) as answer:
+        back = parse_qs(urlsplit(answer.headers["Location"]).query)["redirect_uri"][0]
+        assert back == "/queues/a%20b?text=x%26y&page=2"
+    assert (await (await site.log_in("alice", redirect_uri=back)).json())["redirect_uri"] == back
     async with site.client.get(f"{site.url}/api/v1/status", headers={"Authorization": "Bearer x.y.z"}) as answer:
         assert (answer.status, await answer.json()) == (401, {"error": "Invalid or expired token"})
     for path in ("/health", "/health/ready"):
@@ -67,6 +76,22 @@ async def test_a_session_opens_the_server_until_it_is_ended(site: Site) -> None:
         assert answer.status == 401
 
 
+async def test_a_request_that_is_under_way_when_its_session_ends_does_not_keep_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = (await site.log_in("alice")).cookies["token"].value
+    sessions = site.proxy.login.sessions
+    reached, go_on = pause_after(monkeypatch, sessions._users, "live_session")
+    under_way = asyncio.create_task(sessions.identify(token))
+    await reached.wait()
+    async with site.client.post(f"{site.url}/api/logout", headers={"Origin": site.url}) as out:
+        assert await out.json() == {"success": True}
+    go_on.set()
+    await under_way
+    assert sessions.recall(token) is None
+    assert await sessions.identify(token) is None
+
+
 async def test_secure_cookies_in_production(start_proxy: StartProxy) -> None:
     site = await start_proxy(secure_cookies=True, cookie_domain="example.com")
     await site.add_user("alice", "admin")
@@ -88,6 +113,24 @@ async def test_bad_logins(site: Site) -> None:
         async with site.client.post(f"{site.url}/api/login", json=form) as answer:
             assert (answer.status, (await answer.json())["error"]) == expected, form
             assert "Set-Cookie" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "form", [b'{"username": "\xff", "password": "x"}', b'{"x": ' + b"[" * 4_000], ids=["utf8", "deep"]
+)
+async def test_a_form_that_cannot_be_decoded_is_a_bad_login(site: Site, form: bytes) -> None:
+    headers = {"Content-Type": "application/json"}
+    async with site.client.post(f"{site.url}/api/login", data=form, headers=headers) as answer:
+        assert (answer.status, (await answer.json())["error"]) == (400, "Username and password required")
+
+
+@pytest.mark.parametrize("others", ['theme={"dark": true}', "name=J\xe9r\xf4me", "a b=1", "flag", "=x", "a[0]=1, 2"])
+async def test_cookies_of_other_programs_of_the_host_end_no_session(site: Site, others: str) -> None:
+    token = (await site.log_in("alice")).cookies["token"].value
+    async with aiohttp.ClientSession() as other:
+        for cookies in (f"{others}; token={token}", f"token={token}; {others}"):
+            async with other.get(f"{site.url}/api/me", headers={"Cookie": cookies}) as answer:
+                assert answer.status == 200, cookies
 
 
 async def test_guessing_locks_the_user_for_a_while(site: Site) -> None:
@@ -289,6 +332,50 @@ async def test_tokens_of_programs_pass_unchanged(start_proxy: StartProxy) -> Non
         assert answer.status == 401
 
 
+async def test_a_server_that_asks_more_of_tokens_accepts_sessions(
+    start_proxy: StartProxy, start_server: StartServer
+) -> None:
+    """An issuer, an audience, and roles of other names: what is set for both counts for sessions, too."""
+    said = {"jwt_issuer": ("https://q", "https://idp"), "jwt_audience": ("queen",)}
+    server = await start_server(
+        jwt_enabled=True, jwt_secret=SECRET, jwt_roles_claim="post", jwt_role_read_write="clerk", **said
+    )
+    names = ClaimNames(role="post", read_write="clerk")
+    site = await start_proxy(queen_server_url=server.url, claim_names=names, **said)
+    await site.add_user("carl", "read-write")
+    token = (await site.log_in("carl")).cookies["token"].value
+    meant: dict[str, Any] = {"iss": "https://idp", "aud": "queen", "post": "clerk"}
+    older = issue("read-write", id=1, username="carl")
+    url = f"{site.url}/api/v1/push"
+    for bearer, status in (
+        (token, 201),
+        (older, 201),
+        (issue(None, **meant), 201),
+        (issue(None, **meant | {"aud": "others"}), 401),
+        (issue("read-write", **meant | {"post": "visitor"}), 403),
+    ):
+        async with site.client.post(url, json=PUSH, headers={"Authorization": f"Bearer {bearer}"}) as answer:
+            assert answer.status == status, await answer.text()
+    async with site.client.post(url, json=PUSH, headers={"Origin": site.url}) as answer:
+        assert answer.status == 201, "with the cookie"
+
+
+async def test_what_is_minted_for_a_limited_token_has_its_limits(start_proxy: StartProxy) -> None:
+    site = await start_proxy(forward_auth=True, forward_auth_always_mint=True)
+    url = f"{site.url}/api/auth/forward-auth"
+    limits: dict[str, Any] = {"queues": ["mine.*"], "namespaces": ["n"], "groups": ["g"], "scopes": ["n:read"]}
+    for role, carried in (("read-write", limits), (None, {"scopes": ["n:read"]}), (None, {})):
+        token = issue(role, lifetime=60, **carried)
+        for shown in ({"Authorization": f"Bearer {token}"}, {"Cookie": f"token={token}"}):
+            async with site.client.get(url, headers=shown) as answer:
+                assert answer.status == 200
+                minted = answer.headers["Authorization"].removeprefix("Bearer ")
+            _, claims = read_claims(minted.encode())
+            assert {name: claims.get(name) for name in limits} == {name: carried.get(name) for name in limits}
+            assert claims.get("role") == role
+            assert claims["exp"] <= read_claims(token.encode())[1]["exp"] + 30, "with the skew"
+
+
 async def test_where_somebody_may_be_sent_after_logging_in(start_proxy: StartProxy) -> None:
     site = await start_proxy(cookie_domain=".example.com", forward_auth_redirect_hosts=("partner.example",))
     await site.add_user("alice", "admin")
@@ -340,6 +427,10 @@ async def test_forward_auth(start_proxy: StartProxy) -> None:
         assert answer.headers["X-Auth-Role"] == "read-only"
         minted = answer.headers["Authorization"].removeprefix("Bearer ")
         assert minted != token
+    # A password for the service behind is not what says who asks.
+    async with site.client.get(url, headers=asked | cookie | {"Authorization": "Basic cml0YTpwYXNz"}) as answer:
+        assert answer.status == 200
+        assert answer.headers["Authorization"] not in (f"Bearer {token}", "Basic cml0YTpwYXNz")
     narrowed = asked | cookie | {"X-Forward-Auth-Headers": "X-Auth-User"}
     async with site.client.get(url, headers=narrowed) as answer:
         assert "Authorization" not in answer.headers

@@ -100,9 +100,9 @@ async def test_bodies_pass_piece_by_piece(start_proxy: StartProxy, behind: Behin
     await behind.until(b"x" * 1000)
     assert behind.writer is not None
     behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nanswer begins")
-    assert b"answer begins" in await asyncio.wait_for(reader.readuntil(b"answer begins"), 20)
+    assert b"answer begins" in await asyncio.wait_for(reader.readuntil(b"answer begins"), 100)
     behind.writer.write(b"and goes on")
-    assert await asyncio.wait_for(reader.readuntil(b"goes on"), 20) == b"and goes on"
+    assert await asyncio.wait_for(reader.readuntil(b"goes on"), 100) == b"and goes on"
     writer.transport.abort()
 
 
@@ -116,9 +116,9 @@ async def test_chunks_pass_piece_by_piece(start_proxy: StartProxy, behind: Behin
     await behind.until(b"0\r\n\r\n")
     assert behind.writer is not None
     behind.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
-    await asyncio.wait_for(reader.readuntil(b"one"), 20)
+    await asyncio.wait_for(reader.readuntil(b"one"), 100)
     behind.writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
-    rest = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 20)
+    rest = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 100)
     assert b"two" in rest
     writer.close()
 
@@ -221,7 +221,7 @@ async def test_a_websocket_ends_with_its_session(site: Site, monkeypatch: pytest
     async with site.client.ws_connect(url, protocols=["queen.v1"], headers={"Origin": site.url}) as socket:
         users = site.proxy.login.users
         await users.revoke_sessions(await users.named("alice"))
-        assert (await socket.receive(timeout=20)).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+        assert (await socket.receive(timeout=100)).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
 
 
 async def test_another_role_counts_at_once_at_the_server_too(site: Site) -> None:
@@ -273,7 +273,7 @@ async def test_every_answer_has_the_security_headers(start_proxy: StartProxy, si
             assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"], path
     reader, writer = await connect(site)
     writer.write(b"NONSENSE\r\n\r\n")
-    refused = await asyncio.wait_for(reader.read(), 20)
+    refused = await asyncio.wait_for(reader.read(), 100)
     assert refused.startswith(b"HTTP/1.1 400")
     assert b"x-content-type-options: nosniff" in refused.lower()
     writer.close()
@@ -309,7 +309,7 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_what_follows_is_not
     for request, expected in AMBIGUOUS.items():
         reader, writer = await connect(site)
         writer.write(request + NEXT)
-        answers = await asyncio.wait_for(reader.read(), 20)
+        answers = await asyncio.wait_for(reader.read(), 100)
         statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answers)
         assert statuses == [b"%d" % expected], (request[:100], statuses)
         writer.close()
@@ -320,7 +320,7 @@ async def test_a_body_that_makes_no_sense_is_refused(site: Site) -> None:
     for body in (b" 2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n", b"2\n{}\n0\n\n", b"F" * 17 + b"\r\n{}"):
         reader, writer = await connect(site)
         writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked") + body + NEXT)
-        answers = await asyncio.wait_for(reader.read(), 20)
+        answers = await asyncio.wait_for(reader.read(), 100)
         assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [b"400"], body
         writer.close()
 
@@ -354,7 +354,7 @@ async def test_what_follows_a_body_as_a_trailer_is_in_no_request(start_proxy: St
         assert behind.writer is not None
         # The answer has a trailer as well.
         behind.writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX-Smuggled: yes\r\n\r\n")
-        answer = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 20)
+        answer = await asyncio.wait_for(reader.readuntil(b"0\r\n\r\n"), 100)
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"smuggled" not in answer.lower()
     assert b"smuggled" not in behind.received.lower()
@@ -375,7 +375,7 @@ async def test_an_upgrade_to_what_is_not_spoken_keeps_its_body(start_proxy: Star
     assert b"upgrade: h2c" not in behind.received.lower()
     assert behind.writer is not None
     behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 100)
     writer.close()
 
 
@@ -430,7 +430,7 @@ async def test_connections_have_a_limit(start_proxy: StartProxy) -> None:
         writer.write(NEXT)
     assert [(await reader.readline()).split()[1] for reader, _ in opened] == [b"200", b"200"]
     reader, _ = await connect(site)
-    assert (await asyncio.wait_for(reader.read(), 20)).startswith(b"HTTP/1.1 429")
+    assert (await asyncio.wait_for(reader.read(), 100)).startswith(b"HTTP/1.1 429")
     opened.pop()[1].transport.abort()
     await until(lambda: len(site.proxy.fronts) == 1)
     reader, writer = await connect(site)
@@ -450,14 +450,14 @@ async def test_what_nobody_asked_for_is_no_answer_to_the_next_request(start_prox
     assert first is not None
     poison = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\npoison"
     first.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + poison[:10])
-    await asyncio.wait_for(reader.readuntil(b"ok"), 20)
+    await asyncio.wait_for(reader.readuntil(b"ok"), 100)
     first.write(poison[10:])
     writer.write(head(token, "GET /second HTTP/1.1"))
     await behind.until(b"/second")
     await until(lambda: behind.writer is not first)
     assert behind.writer is not None
     behind.writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nno")
-    assert b"poison" not in await asyncio.wait_for(reader.readuntil(b"no"), 20)
+    assert b"poison" not in await asyncio.wait_for(reader.readuntil(b"no"), 100)
     writer.close()
 
 
@@ -480,7 +480,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order(site: Site, size:
     for at in range(0, len(requests), size):
         writer.write(requests[at : at + size])
         await asyncio.sleep(0)
-    answers = await asyncio.wait_for(reader.read(), 30)
+    answers = await asyncio.wait_for(reader.read(), 100)
     statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answers)
     assert statuses == [b"200", b"201", b"201", b"200", b"200", b"404"]
     assert answers.index(b'"first"') < answers.index(b'"other"')
@@ -515,8 +515,8 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(start_proxy: Sta
         behind.received = b""
         assert behind.writer is not None
         behind.writer.write(b"HTTP/1.1 200 OK\r\n" + answer)
-        await asyncio.wait_for(reader.readuntil(b"half"), 20)
+        await asyncio.wait_for(reader.readuntil(b"half"), 100)
         behind.writer.transport.abort()
         with contextlib.suppress(ConnectionResetError):
-            assert b"0\r\n\r\n" not in await asyncio.wait_for(reader.read(), 20)
+            assert b"0\r\n\r\n" not in await asyncio.wait_for(reader.read(), 100)
         writer.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argon2
 import pytest
 
 from queen.proxy import passwords
@@ -21,9 +22,13 @@ async def test_hashes_take_the_memory_and_time_that_make_guessing_expensive() ->
     assert not await one.verify("correct horse", stored)
 
 
-def test_a_name_that_does_not_exist_takes_as_long_as_one_that_does() -> None:
+async def test_a_name_that_does_not_exist_takes_as_long_as_one_that_does() -> None:
     assert passwords._DECOY.startswith("$argon2id$")
     assert not passwords.is_outdated(passwords._DECOY)
+    # It is computed to the end, and not refused as malformed.
+    with pytest.raises(argon2.exceptions.VerifyMismatchError):
+        argon2.PasswordHasher().verify(passwords._DECOY, "")
+    assert not await passwords.Passwords(1).verify("", None)
 
 
 def test_weaker_hashes_are_outdated() -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import cast
 
 import pytest
+from joserfc.jwk import ECKey, OKPKey
 
 from queen.errors import SettingsError
+from queen.proxy.sessions import Sessions
 from queen.proxy.settings import OpenIdProvider, ProxySettings
+from queen.proxy.users import UserStore
+from queen.settings import Settings
 
 REQUIRED = {"JWT_SECRET": "secret", "PG_HOST": "db"}
+GOOGLE = {"GOOGLE_CLIENT_ID": "id", "GOOGLE_CLIENT_SECRET": "s", "GOOGLE_REDIRECT_URI": "https://q"}
 
 
 def test_little_is_required() -> None:
@@ -121,19 +127,54 @@ def test_every_variable_is_read(tmp_path: Path) -> None:
             "OIDC_CLIENT_ID, _REDIRECT_URI and _ISSUER belong together",
         ),
         (
-            {
-                "GOOGLE_CLIENT_ID": "id",
-                "GOOGLE_CLIENT_SECRET": "s",
-                "GOOGLE_REDIRECT_URI": "https://q",
-                "GOOGLE_DEFAULT_ROLE": "king",
-            },
+            GOOGLE | {"GOOGLE_DEFAULT_ROLE": "king"},
             "GOOGLE_DEFAULT_ROLE=king: expected one of admin, read-write, read-only",
         ),
         ({"INTERNAL_JWT_CLAIMS": "sub"}, "INTERNAL_JWT_CLAIMS=sub: expected pairs"),
         ({"JWT_SECRET": "", "JWT_SECRET_FILE": "/nowhere"}, "JWT_SECRET_FILE=/nowhere: expected a readable file"),
+        # Nobody in a list is not the same as no list.
+        (GOOGLE | {"GOOGLE_ALLOWED_DOMAINS": ","}, "GOOGLE_ALLOWED_DOMAINS=,: expected words separated by commas"),
+        (GOOGLE | {"GOOGLE_ALLOWED_EMAILS": " , "}, "GOOGLE_ALLOWED_EMAILS=,: expected words separated by commas"),
+        (GOOGLE | {"GOOGLE_ALLOWED_EMAILS": "/[/"}, "GOOGLE_ALLOWED_EMAILS=/[/: expected a regular expression"),
+        ({"EXTERNAL_AUDIENCE": ","}, "EXTERNAL_AUDIENCE=,: expected words separated by commas"),
+        ({"INTERNAL_JWT_EXPIRES_IN": "never"}, "INTERNAL_JWT_EXPIRES_IN=never: expected a time such as 15m"),
     ],
 )
 def test_what_cannot_be_is_refused(variables: dict[str, str], said: str) -> None:
     with pytest.raises(SettingsError) as refused:
         ProxySettings.from_env(REQUIRED | variables)
     assert said in str(refused.value)
+
+
+def test_keys_of_the_provider_are_found_under_the_name_that_the_server_has_for_them() -> None:
+    assert ProxySettings.from_env(REQUIRED | {"JWT_JWKS_URL": "https://idp/a"}).external_jwks_url == "https://idp/a"
+    both = {"JWT_JWKS_URL": "https://idp/a", "EXTERNAL_JWKS_URL": "https://idp/b"}
+    assert ProxySettings.from_env(REQUIRED | both).external_jwks_url == "https://idp/b"
+
+
+def test_the_secret_is_the_same_as_the_server_reads() -> None:
+    secret = " a secret with blanks around it "
+    assert ProxySettings.from_env(REQUIRED | {"JWT_SECRET": secret}).jwt_secret == secret
+    assert Settings.from_env({"JWT_SECRET": secret}).jwt_secret == secret
+
+
+@pytest.mark.parametrize(
+    ("pem", "said"),
+    [
+        ("nonsense", "expected an RSA, EC (P-256 or P-384) or Ed25519 private key"),
+        (OKPKey.generate_key("Ed25519").as_pem(private=False).decode(), "private key in PEM"),
+        (OKPKey.generate_key("X25519").as_pem(private=True).decode(), "private key in PEM"),
+        (ECKey.generate_key("P-521").as_pem(private=True).decode(), "private key in PEM"),
+    ],
+)
+def test_keys_that_cannot_sign_refuse_the_start(pem: str, said: str) -> None:
+    settings = ProxySettings.from_env(REQUIRED | {"INTERNAL_JWT_PRIVATE_KEY_PEM": pem})
+    with pytest.raises(SettingsError) as refused:
+        Sessions(settings, cast(UserStore, None))
+    assert said in str(refused.value)
+
+
+def test_a_secret_that_is_a_key_of_another_kind_refuses_the_start() -> None:
+    pem = OKPKey.generate_key("Ed25519").as_pem(private=False).decode()
+    with pytest.raises(SettingsError, match="JWT_SECRET holds a PEM key"):
+        Sessions(ProxySettings.from_env(REQUIRED | {"JWT_SECRET": pem}), cast(UserStore, None))

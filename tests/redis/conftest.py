@@ -69,5 +69,5 @@ async def link(request: pytest.FixtureRequest, start_redis: StartRedis, open_lin
     async def formed() -> bool:
         return "cluster_state:ok" in str(await server.call("CLUSTER", "INFO"))
 
-    await until(formed, 30)
+    await until(formed)
     return await open_link(server, redis_cluster_mode=True)

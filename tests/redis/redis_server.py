@@ -52,7 +52,7 @@ class RedisServer:
             *command, cwd=self._directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
-            await until(self._answers, 30)
+            await until(self._answers)
         except TimeoutError:
             pytest.fail(f"redis-server does not answer; it ended with {self._process.returncode}")
 

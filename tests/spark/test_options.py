@@ -56,6 +56,7 @@ def parse(**options: str) -> ReadOptions:
         ({"maxOffsetPerTrigger": "5"}, "did you mean 'maxOffsetsPerTrigger'?"),
         ({"maxRowsPerBatch": "5", "maxOffsetsPerTrigger": "6"}, "two names of one limit"),
         ({"minOffsetsPerTrigger": "6", "maxRowsPerBatch": "5"}, "minOffsetsPerTrigger (6) must not be above"),
+        ({"minBytesPerTrigger": "60", "maxBytesPerTrigger": "50"}, "minBytesPerTrigger (60) must not be above"),
         ({"maxTriggerDelay": "1m"}, "give that option as well"),
         ({"minOffsetsPerTrigger": "6", "maxTriggerDelay": "soon"}, "such as '30 seconds', '5 minutes' or '1h'"),
         ({"maxBytesPerTrigger": "1m"}, "maxBytesPerTrigger must be a whole number above 0"),
@@ -112,7 +113,8 @@ def test_without_pyspark_it_is_said_what_to_install() -> None:
 
 def test_limits_of_a_batch_have_the_names_that_sources_of_spark_have() -> None:
     given = {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "2", "maxBytesPerTrigger": "70"}
-    assert parse(**given, maxTriggerDelay="1m 30s").limits == BatchLimits(9, 2, 70, 90.0)
+    given["minBytesPerTrigger"] = "60"
+    assert parse(**given, maxTriggerDelay="1m 30s").limits == BatchLimits(9, 2, 70, 60, 90.0)
     assert parse(**given).limits.delay == 900.0
     assert parse().limits == BatchLimits() and not parse().limits
 

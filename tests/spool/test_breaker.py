@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from queen.spool.drainer import Breaker, BreakerState
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 def test_three_failures_in_a_row_open_it_and_one_success_starts_the_count_again() -> None:
     seen: list[BreakerState] = []
-    breaker = Breaker(seen.append, clock=Clock())
+    breaker = Breaker(seen.append, clock=Clock(100.0))
     for _ in range(2):
         breaker.failed()
     breaker.succeeded()
@@ -28,7 +21,7 @@ def test_three_failures_in_a_row_open_it_and_one_success_starts_the_count_again(
 
 
 def test_after_ten_seconds_one_attempt_decides() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     breaker = Breaker(lambda state: None, clock=clock)
     for _ in range(3):
         breaker.failed()
@@ -45,7 +38,7 @@ def test_after_ten_seconds_one_attempt_decides() -> None:
 
 
 def test_who_knows_that_it_works_again_need_not_wait() -> None:
-    breaker = Breaker(lambda state: None, clock=Clock())
+    breaker = Breaker(lambda state: None, clock=Clock(100.0))
     breaker.half_open()
     assert breaker.state is BreakerState.CLOSED, "there was nothing to try"
     for _ in range(3):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from queen.errors import DatabaseUnavailable
 from queen.spool.drainer import BreakerState, Drainer, RecordsRefused, Span, advance
 from queen.spool.record import UNNUMBERED, Record
 from queen.spool.spool import Spool
@@ -27,9 +28,11 @@ class Numbers:
         self._spool = spool
         self._database = database
         self.stored: list[int] = []
+        self.announced: list[int] = []
         self.refused: set[int] = set()
         self.calls = 0
         self.fails = False
+        self.loses = False
 
     async def store(self, spans: Sequence[Span], records: Sequence[Record]) -> None:
         self.calls += 1
@@ -41,6 +44,9 @@ class Numbers:
         async with self._database.transaction() as transaction:
             await advance(transaction, spans)
         self.stored += numbers
+        if self.loses:
+            self.loses = False
+            raise DatabaseUnavailable("connection lost")
 
     async def divert(self, span: Span, record: Record, error: RecordsRefused) -> None:
         self._spool.failed.add(record, str(error))
@@ -51,6 +57,9 @@ class Numbers:
 
     def order_key(self, record: Record) -> Hashable:
         return record.partition
+
+    def announce(self, records: Sequence[Record]) -> None:
+        self.announced += [int.from_bytes(one.block, "big") for one in records]
 
 
 class Rig:
@@ -142,6 +151,18 @@ async def test_a_position_that_went_back_is_continued_from(rig: Rig, connection:
     await connection.execute("UPDATE queen.spool_progress SET position = $1", first)
     rig.paused = False
     await until(lambda: rig.store.stored == [1, 2, 2, 3])
+
+
+async def test_records_that_an_attempt_of_unknown_outcome_has_stored_are_announced_and_not_stored_again(
+    rig: Rig,
+) -> None:
+    rig.store.loses = True
+    await rig.append(record(1), record(2))
+    rig.drainer.start()
+    await until(lambda: not rig.spool.state.engaged)
+    await rig.append(record(3))
+    await until(lambda: rig.store.stored == [1, 2, 3])
+    assert rig.store.announced == [1, 2]
 
 
 async def test_a_paused_drainer_stores_nothing(rig: Rig) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
 
 import asyncpg
 import pytest
 
 from queen.errors import DatabaseUnavailable, Overloaded
-from queen.storage.database import Database
+from queen.storage.database import Database, unavailable_reason
 from tests.support.database import Connection
 
 
@@ -45,7 +47,23 @@ async def test_a_server_that_is_not_there_is_away() -> None:
     for fetch in (database.link().fetch, database.fetch):
         with pytest.raises(DatabaseUnavailable, match="is unavailable; reconnecting"):
             await fetch("ping")
+    with pytest.raises(DatabaseUnavailable) as raised:
+        await database.connect()
+    # Who repeats why adds nothing to it.
+    assert "unavailable" not in unavailable_reason(raised.value)
     await database.close()
+
+
+def test_why_postgresql_is_unavailable_is_one_line() -> None:
+    starting = asyncpg.CannotConnectNowError(
+        "the database system is starting up\nDETAIL:  Recovery goes on.\nHINT:  Wait."
+    )
+    assert unavailable_reason(starting) == "the database system is starting up"
+    try:
+        raise DatabaseUnavailable("PostgreSQL is unavailable; reconnecting (…)") from starting
+    except DatabaseUnavailable as error:
+        assert unavailable_reason(error) == "the database system is starting up"
+    assert unavailable_reason(asyncpg.InternalClientError("cannot switch to state 12")) == "connection lost"
 
 
 async def test_a_pool_that_is_all_in_use_says_nothing_about_postgresql(
@@ -136,6 +154,33 @@ async def test_a_transaction_whose_session_was_killed_does_not_go_on_in_another(
     async with link.transaction():
         await link.fetch("create_group", "after")
     assert len(await connection.fetch("SELECT name FROM queen.groups WHERE name = 'after'")) == 1
+    await database.close()
+
+
+async def test_a_session_that_stands_still_is_given_up_for_another(dsn: str, connection: Connection) -> None:
+    database = Database(dsn, statement_timeout_ms=100, application_name="stopped")
+    link = database.link()
+    await link.fetch("ping")
+    pid = await connection.fetchval("SELECT pid FROM pg_stat_activity WHERE application_name = 'stopped'")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(DatabaseUnavailable, match="no answer in time"):
+            await link.fetch("ping")
+        assert await link.fetch("ping")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await database.close()
+
+
+async def test_a_connection_of_unknown_state_does_not_go_back_to_the_pool(dsn: str) -> None:
+    database = Database(dsn, pool_size=1)
+    pids = []
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailable, match="connection lost"):
+            async with database.connection() as pooled:
+                pids.append(pooled.get_server_pid())
+                raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+    assert pids[0] != pids[1]
     await database.close()
 
 

@@ -140,7 +140,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "topic_ack": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS),
     "topic_ack_repeated": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS),
     "topic_extend": (LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS, [60.0] * ROWS),
-    "topic_nack": ([1], LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS, ["error"] * ROWS),
+    "topic_nack": ([1], LEASED_ITEMS, [3] * ROWS, ["owner"] * ROWS, ["error"] * ROWS, [False] * ROWS),
     "topic_expired_leases": (datetime(2026, 1, 1, tzinfo=UTC), ROWS),
     "topic_expire_leases": ([1], LEASED_ITEMS, "error"),
     "partitions_after": (1, 100, ROWS, 60.0),

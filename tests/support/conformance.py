@@ -9,7 +9,7 @@ import msgspec
 from queen.http.routing.document import refusals
 from queen.http.routing.route import Media, Operation
 from queen.http.server.router import Router
-from queen.wire.api.fields import Error
+from queen.wire.fields import Error
 
 
 def check_conformance(router: Router, method: str, target: str, status: int, body: bytes) -> None:

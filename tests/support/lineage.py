@@ -7,26 +7,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
-
-from openlineage.client import event_v2, facet_v2
+from typing import Any
 
 Event = dict[str, Any]
-
-_FACETS: Final[Mapping[str, Any]] = {
-    "processing_engine": facet_v2.processing_engine_run.ProcessingEngineRunFacet,
-    "parent": facet_v2.parent_run.ParentRunFacet,
-    "errorMessage": facet_v2.error_message_run.ErrorMessageRunFacet,
-    "tags": facet_v2.tags_run.TagsRunFacet,
-    "jobType": facet_v2.job_type_job.JobTypeJobFacet,
-    "schema": facet_v2.schema_dataset.SchemaDatasetFacet,
-    "inputStatistics": facet_v2.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
-    "outputStatistics": facet_v2.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
-}
 
 
 def check(event: Event) -> None:
     """Raises where the event is not one of OpenLineage's: their classes know every field, and check ids and times."""
+    from openlineage.client import event_v2
+
     run = event_v2.Run(**event["run"])
     job = event_v2.Job(**event["job"])
     inputs = [event_v2.InputDataset(**one) for one in event["inputs"]]
@@ -49,9 +38,21 @@ def check(event: Event) -> None:
 
 
 def _check_facets(facets: Any) -> None:
+    from openlineage.client import facet_v2
+
+    known: Mapping[str, Any] = {
+        "processing_engine": facet_v2.processing_engine_run.ProcessingEngineRunFacet,
+        "parent": facet_v2.parent_run.ParentRunFacet,
+        "errorMessage": facet_v2.error_message_run.ErrorMessageRunFacet,
+        "tags": facet_v2.tags_run.TagsRunFacet,
+        "jobType": facet_v2.job_type_job.JobTypeJobFacet,
+        "schema": facet_v2.schema_dataset.SchemaDatasetFacet,
+        "inputStatistics": facet_v2.input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
+        "outputStatistics": facet_v2.output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+    }
     for name, facet in facets.items():
         values = {key: value for key, value in facet.items() if not key.startswith("_")}
-        rebuilt = _FACETS[name](**values, producer=facet["_producer"])
+        rebuilt = known[name](**values, producer=facet["_producer"])
         assert rebuilt._schemaURL == facet["_schemaURL"]
 
 

@@ -113,6 +113,11 @@ class TcpProxy:
             writer.transport.abort()
             return
         pair = _Pair(self, writer, upstream_writer)
+        if self.refusing:
+            # It was being made while all others were cut.
+            self.harmed += 1
+            pair.cut()
+            return
         self._pairs.add(pair)
         try:
             await asyncio.gather(pair.carry_questions(reader), pair.carry_answers(upstream_reader))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -49,6 +50,34 @@ async def endless() -> None:
 async def odd() -> object:
     """Return what is no JSON."""
     return object()
+
+
+@app.task(queue="flaky", retries=0)
+async def give(kind: str) -> str:
+    """Return, or raise, what cannot be stored."""
+    match kind:
+        case "large":
+            return "x" * 1_100_000
+        case "surrogate":
+            return "\udce9"
+        case "fine":
+            return "done"
+        case "large error":
+            raise RuntimeError("x" * 1_100_000)
+    raise RuntimeError("caf\udce9\0")
+
+
+@app.task(queue="flaky", retries=0)
+async def leave(how: str) -> None:
+    """End with what is no ordinary error."""
+    if how == "cancelled":
+        raise asyncio.CancelledError
+    sys.exit(7)
+
+
+@app.task(queue="flaky", retries=0)
+def leave_thread() -> None:
+    sys.exit(7)
 
 
 gate = asyncio.Event()

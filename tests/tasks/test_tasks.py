@@ -11,18 +11,22 @@ import sys
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from queen import Queen
 from queen.tasks import App, JobFailed, Worker
 from queen.tasks.command import AppNotFound, load_app
-from tests.conftest import StartServer
+from queen.tasks.task import get_turn
+from tests.client.conftest import proxy_to, url_of
 from tests.support.ageing import until
+from tests.support.api import Api
+from tests.support.proxy import TcpProxy
 
 
 class Shop:
@@ -58,9 +62,15 @@ class Shop:
 
 
 @pytest.fixture
-async def shop(start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
-    api = await start_server()
-    monkeypatch.setenv("QUEEN_TEST_URL", api.url)
+async def wire(api: Api) -> AsyncIterator[TcpProxy]:
+    """The way of the application to its server."""
+    async with proxy_to(api) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def shop(api: Api, wire: TcpProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shop]:
+    monkeypatch.setenv("QUEEN_TEST_URL", url_of(wire))
     monkeypatch.setenv("QUEEN_TEST_NAMESPACE", f"shop-{uuid.uuid4().hex[:8]}")
     monkeypatch.setenv("QUEEN_TEST_JOURNAL", str(tmp_path / "journal"))
     sys.modules.pop("tests.tasks.shop", None)
@@ -170,6 +180,30 @@ async def test_a_schedule_defers_each_tick_once_with_several_workers(shop: Shop)
     assert all(item["data"]["args"] == ["tick"] for item in items)
 
 
+async def test_a_process_that_dies_is_replaced_and_all_stop_when_their_parent_is_gone(shop: Shop) -> None:
+    async with shop.worker("--queue", "math", "--processes", "2") as parent:
+        await until(lambda: _logged(shop, "is ready", 2))
+        first = psutil.Process(parent.pid).children()
+        first[0].kill()
+        await until(lambda: _logged(shop, "is ready", 3))
+        now = psutil.Process(parent.pid).children()
+        assert len(now) == 2 and first[0] not in now and first[1] in now
+        parent.kill()
+        await until(lambda: _logged(shop, "worker has stopped", 2))
+        await until(lambda: not any(map(_runs, now)))
+
+
+async def _logged(shop: Shop, text: str, count: int) -> bool:
+    return (shop.directory / "worker.log").read_text().count(text) == count
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def test_what_is_declared_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App()
 
@@ -192,6 +226,14 @@ def test_what_is_declared_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(TypeError, match=r"@app\.cron goes above @app\.task"):
         function: Any = send.function
         app.cron("* * * * *")(function)
+    with pytest.raises(ValueError, match=r"'61 \* \* \* \*' is not a cron expression like"):
+        app.cron("61 * * * *")
+    with pytest.raises(ValueError, match="'Mars/Base' is not a time zone"):
+        app.cron("* * * * *", timezone="Mars/Base")
+    with pytest.raises(TypeError, match="task send: too many positional arguments"):
+        app.cron("* * * * *", "no such argument")(send)
+    with pytest.raises(ValueError, match="concurrency must be at least 1, not 0"):
+        Worker(app, concurrency=0)
     with pytest.raises(ValueError, match="delay and at exclude each other"):
         send.options(delay=1, at=datetime.now(UTC))
 
@@ -203,11 +245,25 @@ def test_what_is_declared_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest
         load_app("no_such_module:app")
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from queen.cli import main; main()", "worker", "no_such_module:app"]
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["no_such_module:app"], "there is no module 'no_such_module'"),
+        (["mailing:app", "--queue", "mial"], "no task has the queue mial; queues are mail"),
+        (["mailing:empty"], "the application has no tasks"),
+    ],
+)
+@pytest.mark.parametrize("program", [["-c", "from queen.cli import main; main()", "worker"], ["-m", "queen.tasks"]])
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, program: Sequence[str], arguments: Sequence[str], text: str
+) -> None:
+    (tmp_path / "mailing.py").write_text(
+        "from queen.tasks import App\napp, empty = App(), App()\napp.task(queue='mail')(print)\n"
+    )
+    command = [sys.executable, *program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ, check=False)
-    assert done.returncode != 0
-    assert "there is no module 'no_such_module'" in done.stderr
+    assert done.returncode == 1
+    assert text in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
 async def test_jobs_are_deferred_from_programs_without_an_event_loop(shop: Shop) -> None:
@@ -265,7 +321,7 @@ async def test_the_log_says_where_a_job_has_failed(shop: Shop, caplog: pytest.Lo
 def test_a_task_without_options_needs_no_parentheses() -> None:
     app = App()
 
-    @app.cron("0 4 * * *")
+    @app.cron("0 4 * * *", 5)
     @app.task
     async def bake(minutes: int) -> str:
         return f"{minutes} minutes"
@@ -279,6 +335,121 @@ async def test_a_failed_step_fails_the_chain(shop: Shop) -> None:
         chain = shop.module.odd.s().then(shop.module.multiply.step(2)).then(shop.module.multiply.step(2))
         with pytest.raises(JobFailed, match="has to be JSON"):
             await (await chain.defer()).result()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("large", "may have 1048476 bytes as JSON, not 1100002"),
+        ("surrogate", "has to be JSON: 'utf-8' codec"),
+        ("large error", "RuntimeError: xxx"),
+        ("surrogate error", r"RuntimeError: caf\\udce9"),
+    ],
+)
+async def test_what_cannot_be_stored_fails_its_job_alone(shop: Shop, kind: str, text: str) -> None:
+    give = shop.module.give
+    async with _running(shop, "math", "flaky"):
+        failed = await give.options(unique="once").defer(kind)
+        with pytest.raises(JobFailed, match=text):
+            await failed.result()
+        again = await give.options(unique="once").defer(kind)
+        assert again.id != failed.id
+        # One that ends while it is being deferred may not have been meant: then another follows it.
+        with pytest.raises(JobFailed, match=text):
+            await again.result()
+        assert await (await shop.module.add.defer(1, 1)).result() == 2
+
+
+async def test_a_task_cannot_end_its_worker(shop: Shop) -> None:
+    module = shop.module
+    async with _running(shop, "math", "flaky"):
+        for call, text in (
+            (module.leave.s("exit"), r"the task called sys\.exit\(7\)"),
+            (module.leave.s("cancelled"), "something that the task waited for was cancelled"),
+            (module.leave_thread.s(), r"the task called sys\.exit\(7\)"),
+        ):
+            with pytest.raises(JobFailed, match=text):
+                await (await call.defer()).result()
+        assert await (await module.add.defer(1, 1)).result() == 2
+
+
+async def test_a_job_whose_worker_dies_runs_again_also_without_retries(shop: Shop) -> None:
+    give = shop.module.give
+    job = await give.defer("fine")
+    await _lose(shop, give, 1)
+    async with _running(shop, "flaky"):
+        assert await job.result() == "done"
+
+
+async def test_a_job_whose_workers_die_again_and_again_fails(shop: Shop) -> None:
+    give = shop.module.give
+    job = await give.options(unique="once").s("fine").then(shop.module.add.step(1)).defer()
+    await _lose(shop, give, 3)
+    async with _running(shop, "math", "flaky"):
+        with pytest.raises(JobFailed, match=r"the worker of attempt 3 died, or could not reach the server"):
+            await job.result(100)
+        again = await give.options(unique="once").defer("fine")
+        assert again.id != job.id.removesuffix(".then")
+        assert await again.result() == "done"
+    (letter,) = await shop.queen.topic(shop.namespace, give.topic).dlq().get()
+    assert str(letter["last_error"]).startswith("the worker of attempt 3 died")
+
+
+async def _lose(shop: Shop, task: Any, times: int) -> None:
+    """Lease the job of a task, as a worker that dies then."""
+    for _ in range(times):
+        assert len(await shop.queen.topic(shop.namespace, task.topic).lease(0.1).dequeue()) == 1
+
+
+async def test_a_job_that_ends_twice_frees_its_key_once(shop: Shop) -> None:
+    wait = shop.module.wait.options(unique="order-1")
+    job = await wait.defer("first")
+    async with _running(shop, "slow"):
+        await until(lambda: _noted(shop, "start first"))
+        # Its lease ends early, as by an outage, and it is run once more.
+        (item,) = await shop.queen.topic(shop.namespace, shop.module.wait.topic).peek(leased=True)
+        await shop.queen.topic(shop.namespace, shop.module.wait.topic).release(item)
+        await until(lambda: _count(shop, "start first", 2))
+        shop.module.gate.set()
+        await job.result(100)
+        await until(lambda: _settled(shop, shop.module.wait))
+    (turn,) = await shop.module.app.connection.run_kv(get_turn("wait:order-1"))
+    assert turn["value"] == 1
+
+
+async def _settled(shop: Shop, task: Any) -> bool:
+    counts = await shop.counts(task)
+    return bool(counts["ready"] == counts["leased"] == 0)
+
+
+async def test_a_worker_waits_for_a_server_that_starts_later(
+    shop: Shop, wire: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = await shop.module.add.defer(1, 1)
+    async with AsyncExitStack() as stack:
+        async with wire.away():
+            await stack.enter_async_context(_running(shop, "math"))
+            await until(lambda: "the worker waits for its server" in caplog.text)
+        assert await job.result(100) == 2
+
+
+async def test_an_outcome_waits_for_the_server_to_return(
+    shop: Shop, wire: TcpProxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait = shop.module.wait
+    async with _running(shop, "slow"):
+        job = await wait.options(unique="held").defer("held")
+        await until(lambda: _noted(shop, "start held"))
+        waiting = asyncio.create_task(job.result(100))
+        async with wire.away():
+            shop.module.gate.set()
+            await until(lambda: "outcome of a job cannot be stored" in caplog.text)
+        assert await waiting is None
+        assert (await wait.options(unique="held").defer("next")).id != job.id
+        await until(lambda: _noted(shop, "start next"))
+    assert shop.lines() == ["start held", "start next"]
+    counts = await shop.counts(wait)
+    assert (counts["ready"], counts["leased"], counts["delayed"], counts["dead"]) == (0, 0, 0, 0)
 
 
 async def test_many_calls_are_deferred_in_one_request(shop: Shop) -> None:

@@ -43,22 +43,22 @@ def test_a_block_is_read_back_from_what_is_stored(index: int) -> None:
     assert again.text(index) == block.text(index)
 
 
-@given(st.integers(0, 0xFFFF), partition_ids)
-def test_a_partition_id_names_its_shard_and_row(shard: int, partition_id: int) -> None:
-    text = partition_uuid(shard, partition_id)
+@given(partition_ids)
+def test_a_partition_id_names_its_row(partition_id: int) -> None:
+    text = partition_uuid(partition_id)
     assert is_uuid(text)
-    assert parse_partition_uuid(text) == (shard, partition_id)
+    assert parse_partition_uuid(text) == partition_id
 
 
 @given(st.text(max_size=40) | st.uuids().map(str))
 def test_text_that_is_no_partition_id_is_told_apart(text: str) -> None:
     found = parse_partition_uuid(text)
-    assert found is None or partition_uuid(*found) == text.lower() or found == (0, int(text))
+    assert found is None or partition_uuid(found) == text.lower() or found == int(text)
 
 
 @given(st.integers(0, 10**18 - 1))
 def test_a_partition_may_be_named_by_its_number(partition_id: int) -> None:
-    assert parse_partition_uuid(str(partition_id)) == (0, partition_id)
+    assert parse_partition_uuid(str(partition_id)) == partition_id
 
 
 @pytest.mark.parametrize("text", ["", "-1", "+1", " 1", "1_0", "1.0", "\u0661", "\u00b2", "1" * 19])
@@ -75,9 +75,10 @@ def test_what_only_looks_like_a_number_names_no_partition(text: str) -> None:
         "51756565- 000-8000-8000-000000000001",
         "51756565-0000-8000-8000-00000000000 ",
         "51756565-0000-8000-0000-000000000001",
+        "51756565-0003-8000-8000-000000000001",
     ],
 )
-def test_only_hexadecimal_digits_make_a_partition_id(text: str) -> None:
+def test_what_only_looks_like_a_partition_id_is_none(text: str) -> None:
     assert parse_partition_uuid(text) is None
 
 

@@ -1,9 +1,11 @@
 /** What can be done to consumer groups. */
-import { call, get, type Call, type Schema } from '@/api/client'
+import { ref } from 'vue'
+import { call, send, type Call, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Form } from '@/lib/actions'
-import { exact, groupLabel, localInput, plural } from '@/lib/format'
+import { groupLabel, localInput, plural } from '@/lib/format'
 import { groupPage, groupsOf } from '@/lib/groups'
+import { queueExists, queueNames } from '@/lib/queues'
 
 type Target = { toEnd: true } | { toBeginning: true } | { timestamp: string } | { offset: number }
 
@@ -55,7 +57,8 @@ const seekPartition = (group: string, queue: string, partition: string, to: Targ
 /** Moves a group on a queue, or on one partition of it; what would come again or be skipped is the server's own count. */
 export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{queue}/seek', (group: string, queue: string, partition?: string, to: string = 'time'): Action => {
   let preview: Schema['SeekPreview'] | undefined
-  const ask = (form: Form, within: number) => get('/api/v1/consumer-groups/{group}/queues/{queue}/seek/preview', { path: { group, queue }, query: { ...target(form), partition, limit: 1, within } })
+  const ask = (form: Form, within: number) =>
+    send({ ...call('get', '/api/v1/consumer-groups/{group}/queues/{queue}/seek/preview', { path: { group, queue }, query: { ...target(form), partition, limit: 1, within } }), timeout: 2 * PATIENCE })
   const said = ({ redelivered, skipped, leases, partitionsChanged, exact: counted }: Schema['SeekPreview']): Effect[] => {
     const about = counted ? '' : 'About '
     return [
@@ -66,12 +69,15 @@ export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{que
       ...(counted ? [] : [{ text: 'Estimated from some of the partitions; they are being counted.' }]),
     ]
   }
+  let asked = 0
   const effect = async (form: Form, meanwhile: (effects: Effect[]) => void): Promise<Effect[]> => {
-    preview = await ask(form, AT_ONCE)
-    if (preview.exact) return said(preview)
-    meanwhile(said(preview))
-    preview = await ask(form, PATIENCE)
-    return said(preview)
+    const mine = ++asked
+    // Where else it would go is not of interest any more.
+    const keep = (found: Schema['SeekPreview']) => (mine === asked ? (preview = found) : found)
+    const first = keep(await ask(form, AT_ONCE))
+    if (first.exact) return said(first)
+    meanwhile(said(first))
+    return said(keep(await ask(form, PATIENCE)))
   }
   const part = (form: Form, cursor: string): Call<any> =>
     call(
@@ -115,12 +121,70 @@ export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{que
     ],
     next: (answer: Partial<Schema['Sought']>, form) => (answer.cursor ? part(form, answer.cursor) : undefined),
     progress: { of: (answer: Partial<Schema['Sought']>) => answer.partitionsUpdated ?? 1, total: () => preview?.partitionsKnown },
-    done: () => `${groupLabel(group)} moved on ${plural(preview?.partitionsChanged ?? 1, 'partition')} of ${queue}`,
+    done: () => `${groupLabel(group)} moved on ${preview?.exact === false ? 'about ' : ''}${plural(preview?.partitionsChanged ?? 1, 'partition')} of ${queue}`,
     undo: ([first]) => {
       const { seekId } = first as Schema['Sought']
       return seekId ? [undone(group, queue, seekId, (preview?.partitionsKnown ?? 0) > PARTS_OF ? '' : undefined)] : undefined
     },
     undoNext: (answer: Schema['SeekUndone'], first: Call<any>) => (answer.cursor ? { ...first, body: { ...(first.body as object), cursor: answer.cursor } } : undefined),
+  }
+})
+
+/** A group is made by a pop: one that begins with new messages takes none. Where else it is to begin, it is moved to. */
+export const createGroup = doing('post /api/v1/consumer-groups/{group}/queues/{queue}/seek', (queue: string = '', after?: (group: string, queue: string) => void): Action => {
+  const unable = ref('')
+  const starts = (form: Form): Target => (form.from === 'beginning' ? { toBeginning: true } : { timestamp: new Date(String(form.time)).toISOString() })
+  return {
+    title: 'Create a consumer group',
+    object: queue,
+    intro: 'Groups are also made by their first pop.',
+    verb: 'Create group',
+    inOrder: true,
+    fields: [
+      { name: 'group', label: 'Group', kind: 'text', required: true, placeholder: 'billing' },
+      ...(queue ? [] : [{ name: 'queue', label: 'Queue', kind: 'text' as const, required: true, placeholder: 'orders', suggest: queueNames }]),
+      {
+        name: 'from',
+        label: 'Begins with',
+        kind: 'select',
+        initial: 'new',
+        options: [
+          { value: 'new', label: 'messages from now on' },
+          { value: 'beginning', label: 'all messages that are stored' },
+          { value: 'time', label: 'messages of a time' },
+        ],
+      },
+      { name: 'time', label: 'Time', kind: 'time', initial: localInput(new Date(Date.now() - 3_600_000)), when: (form) => form.from === 'time', required: true, hint: 'The first message pushed at this time or later comes first.' },
+    ],
+    effect: async (form) => {
+      const [group, of] = [String(form.group), queue || String(form.queue)]
+      if (!group || !of) return [{ text: 'Name the group and its queue.' }]
+      const groups = await groupsOf(of)
+      unable.value = !(await queueExists(of)) ? `There is no queue ${of}.` : groups.some((one) => one.name === group) ? `${group} reads ${of} already: seek to move it.` : ''
+      return unable.value ? [{ kind: 'bad', text: unable.value }] : [{ text: `${group} gets messages of ${of}${groups.length ? ` besides the ${plural(groups.length, 'other group')}, which ${groups.length === 1 ? 'notices' : 'notice'} nothing` : ': it is the first group that reads it'}.` }]
+    },
+    calls: (form) => {
+      const [group, of] = [String(form.group), queue || String(form.queue)]
+      if (unable.value) return []
+      const made = call(
+        'get',
+        '/api/v1/pop/queue/{queue}',
+        { path: { queue: of }, query: { consumerGroup: group, subscriptionMode: 'new' } },
+        `queen.queue(${pythonValue(of)}).group(${pythonValue(group)}).subscription_mode("new").pop()`,
+      )
+      if (form.from === 'new') return [made]
+      return [
+        made,
+        call(
+          'post',
+          '/api/v1/consumer-groups/{group}/queues/{queue}/seek',
+          { path: { group, queue: of }, body: starts(form) },
+          `queen.admin.seek_consumer_group(${[group, of, starts(form)].map((one) => pythonValue(one)).join(', ')})`,
+        ),
+      ]
+    },
+    done: (_, form) => `Group ${form.group} is made`,
+    after: (_, form) => after?.(String(form.group), queue || String(form.queue)),
   }
 })
 
@@ -138,13 +202,13 @@ export const pauseGroup = doing('post /api/v1/consumer-groups/{group}/queues/{qu
     object: `${groupLabel(group)} on ${queue}`,
     verb: paused ? 'Pause group' : 'Resume group',
     effect: async () => {
-      const found = (await groupsOf(queue)).find((one) => one.name === group)
+      const found = (await groupPage({ group, queue })).consumer_groups[0]
       return paused
         ? [
             { kind: 'warn', text: `Its consumers get nothing more of ${queue}; other groups go on.` },
             { text: 'What is leased already can be acknowledged. Its position stays.' },
           ]
-        : [{ text: `${plural(found?.totalLag ?? 0, 'message')} that wait are delivered again.` }]
+        : [{ text: `${plural(found?.totalLag ?? 0, 'message that waits is', 'messages that wait are')} delivered again.` }]
     },
     calls: () => [put(paused)],
     done: () => `${groupLabel(group)} is ${paused ? 'paused' : 'resumed'} on ${queue}`,
@@ -180,10 +244,10 @@ export const deleteGroup = doing('delete /api/v1/consumer-groups/{group}', (grou
   typed: groupLabel(group),
   fields: [{ name: 'metadata', label: 'Forget subscriptions, too', kind: 'check', initial: true, hint: 'Otherwise the group begins again where it once began.' }],
   effect: async () => {
-    const found = (await groupPage({ queue, search: group })).consumer_groups.filter((one) => one.name === group)
+    const { consumer_groups: found, total } = await groupPage({ group, queue })
     const partitions = found.reduce((sum, one) => sum + one.members, 0)
     return [
-      { kind: 'bad', text: `Its position on ${plural(partitions, 'partition')} of ${plural(found.length, 'queue')} is forgotten.` },
+      { kind: 'bad', text: `Its position on ${found.length < total ? 'more than ' : ''}${plural(partitions, 'partition')} of ${plural(total, 'queue')} is forgotten.` },
       { kind: 'warn', text: 'A consumer of this name starts again where its subscription says.' },
     ]
   },
@@ -202,7 +266,7 @@ export const deleteGroup = doing('delete /api/v1/consumer-groups/{group}', (grou
           `queen.admin.delete_consumer_group(${pythonValue(group)}, delete_metadata=${pythonValue(form.metadata)})`,
         ),
   ],
-  done: ([answer]) => `${groupLabel(group)}: ${exact((answer as Schema['GroupDeleted']).deletedPartitions)} positions forgotten`,
+  done: ([answer]) => `${groupLabel(group)}: ${plural((answer as Schema['GroupDeleted']).deletedPartitions, 'position')} forgotten`,
   after,
 }))
 

@@ -18,7 +18,7 @@ export const switchPushes = doing('post /api/v1/system/maintenance', (enabled: b
             { kind: 'warn', text: `Pushes (${perSecond(overview.throughput.ingestedPerSecond)} lately) are kept on disk and answered “buffered”.` },
             { kind: 'warn', text: 'Consumers see none of them until it is switched off. It holds across restarts.' },
           ]
-        : [{ text: `${plural(state.bufferedMessages, 'message')} that wait on disk go to PostgreSQL, in order.` }]
+        : [{ text: `${plural(state.bufferedMessages, 'message that waits on disk goes', 'messages that wait on disk go')} to PostgreSQL, in order.` }]
     },
     calls: () => [put(enabled)],
     done: () => `Push maintenance is ${enabled ? 'on' : 'off'}`,
@@ -37,7 +37,7 @@ export const switchPops = doing('post /api/v1/system/maintenance/pop', (enabled:
       const overview = await get('/api/v1/resources/overview')
       return enabled
         ? [
-            { kind: 'warn', text: `Consumers are answered that there is nothing; ${plural(overview.messages.pending, 'message')} wait.` },
+            { kind: 'warn', text: `Consumers are answered that there is nothing; ${plural(overview.messages.pending, 'message waits', 'messages wait')}.` },
             { text: 'What is leased already can be acknowledged. It holds across restarts.' },
           ]
         : [{ text: 'Consumers get messages again at once.' }]

@@ -3,6 +3,7 @@ import { call, send, type Call, type Schema } from '@/api/client'
 import { adminPython, pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Field, type Form } from '@/lib/actions'
 import { groupLabel, plural } from '@/lib/format'
+import { parseJson } from '@/lib/json'
 import type { MessageFilter } from '@/lib/search'
 
 export interface MessageRef {
@@ -40,7 +41,7 @@ export const retryMessages = doing('post /api/v1/messages/{partition}/{transacti
   verb: messages.length === 1 ? 'Retry message' : `Retry ${plural(messages.length, 'message')}`,
   effect: () => [
     { text: `A copy of ${messages.length === 1 ? 'it' : 'each'} is stored at the tail of its partition, for every group.` },
-    { text: 'Its dead letters are removed.' },
+    { text: `${messages.length === 1 ? 'Its' : 'Their'} dead letters are removed.` },
     places(messages),
   ],
   calls: () =>
@@ -65,7 +66,7 @@ export const deleteMessages = doing('delete /api/v1/messages/{partition}/{transa
   danger: true,
   effect: () => [
     { kind: 'bad', text: `${messages.length === 1 ? 'It is' : 'They are'} removed with dead letters and traces, and cannot be brought back.` },
-    { kind: 'warn', text: 'A consumer that has leased it keeps what was delivered.' },
+    { kind: 'warn', text: `A consumer that has leased ${messages.length === 1 ? 'it' : 'them'} keeps what was delivered.` },
     places(messages),
   ],
   calls: () =>
@@ -91,20 +92,17 @@ export const moveToDeadLetters = doing('post /api/v1/messages/{partition}/{trans
   fields: deadLetterFields(groups),
   effect: () => [
     { text: `A dead letter is made of ${messages.length === 1 ? 'it' : 'each'}; the message itself stays in its partition.` },
-    { kind: 'warn', text: 'If it is pending it is still delivered.' },
+    { kind: 'warn', text: messages.length === 1 ? 'If it is pending it is still delivered.' : 'Those that are pending are still delivered.' },
     places(messages),
   ],
   calls: (form) =>
     each(
       messages,
-      (one) => call('post', '/api/v1/messages/{partition}/{transaction}/dlq', { path: ofOne(one), body: given(form) }, adminPython('move_message_to_dlq', [one.partitionId, one.transactionId])),
+      (one) => call('post', '/api/v1/messages/{partition}/{transaction}/dlq', { path: ofOne(one), body: given(form) }, adminPython('move_message_to_dlq', [one.partitionId, one.transactionId], given(form))),
       (queue, refs) => call('post', '/api/v1/messages/dlq', { body: { queue, messages: refs, ...given(form) } }, adminPython('dead_letter_messages', [queue], { messages: refs, ...given(form) })),
     ),
   done: (answers) => `${plural(sum(answers), 'dead letter')} made`,
-  undo: (_, form) =>
-    queuesOf(messages).map(
-      (queue): Call<any> => ({ method: 'DELETE', url: '/api/v1/dlq', body: { queue, consumerGroup: String(form.group) || '__QUEUE_MODE__', transactionIds: messages.filter((one) => one.queue === queue).map((one) => one.transactionId) } }),
-    ),
+  undo: (_, form) => lettersOf(messages.map((one) => ({ ...one, consumerGroup: String(form.group) || '__QUEUE_MODE__' }))).map((body): Call<any> => ({ method: 'DELETE', url: '/api/v1/dlq', body })),
   after,
 }))
 
@@ -186,7 +184,7 @@ export const editMessage = doing('post /api/v1/push', (message: MessageRef, payl
     const before = JSON.stringify(payload)
     let next = ''
     try {
-      next = JSON.stringify(JSON.parse(String(form.payload)))
+      next = JSON.stringify(parseJson(String(form.payload)))
     } catch {
       return []
     }
@@ -197,7 +195,7 @@ export const editMessage = doing('post /api/v1/push', (message: MessageRef, payl
     form.remove ? { kind: 'warn', text: `${message.transactionId} is deleted afterwards.` } : { text: 'The old message stays.' },
   ],
   calls: (form) => {
-    const item = { queue: message.queue, partition: message.partition, payload: JSON.parse(String(form.payload)) as never }
+    const item = { queue: message.queue, partition: message.partition, payload: parseJson(String(form.payload)) as never }
     const calls: Call[] = [
       call('post', '/api/v1/push', { body: { items: [item] } }, `queen.queue(${pythonValue(item.queue)}).partition(${pythonValue(item.partition)}).push([{"data": ${pythonValue(item.payload)}}])`),
     ]
@@ -220,46 +218,67 @@ export interface LetterFilter {
   transactionIds?: string[]
 }
 
+/** Transaction ids are those of a partition, and each group has dead letters of its own. */
+export function lettersOf(letters: { queue: string; consumerGroup: string; partition: string; transactionId: string }[]): LetterFilter[] {
+  const found = new Map<string, LetterFilter>()
+  for (const { queue, consumerGroup, partition, transactionId } of letters) {
+    const place = JSON.stringify([queue, consumerGroup, partition])
+    const known = found.get(place)
+    if (known) known.transactionIds!.push(transactionId)
+    else found.set(place, { queue, consumerGroup, partition, transactionIds: [transactionId] })
+  }
+  return [...found.values()]
+}
+
 const narrowed = (filter: LetterFilter) =>
   [filter.consumerGroup && `group ${groupLabel(filter.consumerGroup)}`, filter.partition && `partition ${filter.partition}`, filter.from && `since ${filter.from}`]
     .filter(Boolean)
     .join(', ')
+const only = ([first, ...others]: LetterFilter[]): Effect[] => (!others.length && narrowed(first!) ? [{ text: `Only ${narrowed(first!)}.` }] : [])
 
-export const retryLetters = doing('post /api/v1/dlq/retry', (filter: LetterFilter, total: number, after?: () => void): Action => ({
-  title: 'Retry dead letters',
-  object: `${plural(total, 'dead letter')} of ${filter.queue}`,
-  verb: `Retry ${plural(total, 'dead letter')}`,
-  effect: () => [
-    { text: `${plural(total, 'message')} ${total === 1 ? 'is' : 'are'} stored at the tails of their partitions, those that failed first before the others.` },
-    { text: 'The dead letters are removed.' },
-    ...(narrowed(filter) ? [{ text: `Only ${narrowed(filter)}.` }] : []),
-  ],
-  calls: () => {
-    const { queue, ...rest } = filter
-    return [call('post', '/api/v1/dlq/retry', { body: filter }, adminPython('retry_dead_letters', [queue], rest))]
-  },
-  done: ([answer]) => {
-    const { retried, remaining } = answer as Schema['Retried']
-    return `${plural(retried, 'message')} queued again${remaining ? `; ${plural(remaining, 'dead letter')} left` : ''}`
-  },
-  after,
-}))
+/** One filter, or those of letters that were picked, of one queue. */
+export const retryLetters = doing('post /api/v1/dlq/retry', (filters: LetterFilter[], total: number, after?: () => void): Action => {
+  const { queue } = filters[0]!
+  // Those that fail again meanwhile are dead letters again, and not retried once more.
+  let left = total
+  const part = ({ queue: of, ...rest }: LetterFilter) => call('post', '/api/v1/dlq/retry', { body: { queue: of, ...rest, limit: CHUNK } }, adminPython('retry_dead_letters', [of], { ...rest, limit: CHUNK }))
+  return {
+    title: 'Retry dead letters',
+    object: `${plural(total, 'dead letter')} of ${queue}`,
+    verb: `Retry ${plural(total, 'dead letter')}`,
+    effect: () => [
+      { text: total === 1 ? '1 message is stored at the tail of its partition.' : `${plural(total, 'message')} are stored at the tails of their partitions, those that failed first before the others.` },
+      { text: total === 1 ? 'The dead letter is removed.' : 'The dead letters are removed.' },
+      ...only(filters),
+    ],
+    calls: () => filters.map(part),
+    byHand: () => (total > CHUNK ? 'again until nothing is remaining' : undefined),
+    next: ({ remaining, deadLettersRemoved }: Schema['Retried']) => {
+      left -= deadLettersRemoved
+      return filters.length === 1 && remaining && deadLettersRemoved && left > 0 ? part(filters[0]!) : undefined
+    },
+    progress: { of: (answer: Schema['Retried']) => answer.deadLettersRemoved, total: () => total },
+    done: (answers) => {
+      const parts = answers as Schema['Retried'][]
+      const remaining = filters.length === 1 ? parts.at(-1)!.remaining : 0
+      return `${plural(parts.reduce((sum, one) => sum + one.retried, 0), 'message')} queued again${remaining ? `; ${plural(remaining, 'dead letter')} left` : ''}`
+    },
+    after,
+  }
+})
 
-export const deleteLetters = doing('delete /api/v1/dlq', (filter: LetterFilter, total: number, after?: () => void): Action => ({
+export const deleteLetters = doing('delete /api/v1/dlq', (filters: LetterFilter[], total: number, after?: () => void): Action => ({
   title: 'Delete dead letters',
-  object: `${plural(total, 'dead letter')} of ${filter.queue}`,
+  object: `${plural(total, 'dead letter')} of ${filters[0]!.queue}`,
   verb: `Delete ${plural(total, 'dead letter')}`,
   danger: true,
-  typed: filter.transactionIds ? undefined : filter.queue,
+  typed: filters[0]!.transactionIds ? undefined : filters[0]!.queue,
   effect: () => [
     { kind: 'bad', text: `${plural(total, 'dead letter')} with ${total === 1 ? 'its' : 'their'} errors ${total === 1 ? 'is' : 'are'} removed.` },
-    { text: 'Their messages stay in their partitions.' },
-    ...(narrowed(filter) ? [{ text: `Only ${narrowed(filter)}.` }] : []),
+    { text: total === 1 ? 'Its message stays in its partition.' : 'Their messages stay in their partitions.' },
+    ...only(filters),
   ],
-  calls: () => {
-    const { queue, ...rest } = filter
-    return [{ method: 'DELETE', url: '/api/v1/dlq', body: filter, python: adminPython('purge_dead_letters', [queue], rest) } satisfies Call]
-  },
-  done: ([answer]) => `${plural((answer as Schema['Purged']).deleted, 'dead letter')} deleted`,
+  calls: () => filters.map(({ queue, ...rest }): Call => ({ method: 'DELETE', url: '/api/v1/dlq', body: { queue, ...rest }, python: adminPython('purge_dead_letters', [queue], rest) })),
+  done: (answers) => `${plural((answers as Schema['Purged'][]).reduce((sum, one) => sum + one.deleted, 0), 'dead letter')} deleted`,
   after,
 }))

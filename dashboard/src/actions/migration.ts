@@ -28,7 +28,6 @@ export const startMigration = doing('post /api/v1/migration/start', (body: Schem
 
 export const resetMigration = doing('post /api/v1/migration/reset', (): Action => ({
   title: 'Forget the last copy',
-  object: 'its state and its output',
   verb: 'Forget',
   effect: () => [{ text: 'The target keeps what was copied to it.' }],
   calls: () => [call('post', '/api/v1/migration/reset', {}, 'queen.admin.reset_migration()')],

@@ -7,10 +7,10 @@ const body = (form: Form) => ({ archive: String(form.archive), queue: String(for
 
 export const replayArchive = doing('post /api/v1/pipelines/replay', (after: (command: string) => void): Action => ({
   title: 'Replay an archive',
-  object: 'messages that a pipeline wrote to Parquet',
+  intro: 'An archive holds messages that a pipeline wrote to Parquet.',
   verb: 'Make the command',
   fields: [
-    { name: 'archive', label: 'Archive', kind: 'text', required: true, placeholder: '/data/archive', hint: 'The directory or URL that `queen pipeline archive` wrote to.' },
+    { name: 'archive', label: 'Archive', kind: 'text', required: true, placeholder: '/data/archive', hint: 'The directory or URL that “queen pipeline archive” wrote to.' },
     { name: 'queue', label: 'Of the queue', kind: 'text', placeholder: 'every queue of the archive' },
     { name: 'toQueue', label: 'Into the queue', kind: 'text', placeholder: 'where they came from' },
     { name: 'from', label: 'Pushed since', kind: 'time' },

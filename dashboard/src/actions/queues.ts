@@ -1,9 +1,11 @@
 /** What can be done to queues. */
 import { call, get, type Schema } from '@/api/client'
-import { pythonValue } from '@/api/shown'
+import { adminPython, pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Field, type Form } from '@/lib/actions'
 import { exact, plural } from '@/lib/format'
 import { groupsOf } from '@/lib/groups'
+import { parseJson } from '@/lib/json'
+import { queueExists, queueNames } from '@/lib/queues'
 
 type Options = Record<string, number | boolean | null>
 
@@ -36,16 +38,16 @@ function optionsOf(form: Form): Options {
   )
 }
 
-const shown = (value: number | boolean | null | undefined) => (value === null || value === undefined ? 'default' : String(value))
+const shown = (name: string, value: number | boolean | null | undefined) => (value === null || value === undefined ? (name === 'ttl' ? 'for ever' : 'as the server is set') : String(value))
 
 function configure(queue: string, namespace: string, task: string, options: Options) {
   const known = { queue, namespace, task, options }
-  return call('post', '/api/v1/configure', { body: known }, `queen.queue(${pythonValue(queue)}).config(${pythonValue(options)}).create()`)
+  return call('post', '/api/v1/configure', { body: known }, adminPython('configure_queue', [queue, options], { namespace: namespace || undefined, task: task || undefined }))
 }
 
 export const createQueue = doing('post /api/v1/configure', (after: (name: string) => void): Action => ({
   title: 'Create a queue',
-  object: 'Queues are also made by the first push to them.',
+  intro: 'Queues are also made by the first push to them.',
   verb: 'Create queue',
   fields: [
     { name: 'queue', label: 'Name', kind: 'text', required: true, placeholder: 'orders' },
@@ -56,11 +58,7 @@ export const createQueue = doing('post /api/v1/configure', (after: (name: string
   effect: async (form) => {
     const name = String(form.queue)
     if (!name) return [{ text: 'A queue with one empty partition.' }]
-    const exists = await get('/api/v1/status/queues/{queue}', { path: { queue: name } }).then(
-      () => true,
-      () => false,
-    )
-    return exists
+    return (await queueExists(name))
       ? [{ kind: 'warn', text: `${name} exists already: its options would be replaced, its messages stay.` }]
       : [{ text: `The queue ${name} is made, with one empty partition.` }]
   },
@@ -85,8 +83,8 @@ export const configureQueue = doing('post /api/v1/configure', (status: Schema['Q
       const next = optionsOf(form)
       const changed = OPTIONS.filter((one) => next[one.name] !== options[one.name]).map((one) => ({
         name: one.name,
-        before: shown(options[one.name]),
-        after: shown(next[one.name]),
+        before: shown(one.name, options[one.name]),
+        after: shown(one.name, next[one.name]),
       }))
       if (form.namespace !== namespace) changed.push({ name: 'namespace', before: namespace || '–', after: String(form.namespace) || '–' })
       if (form.task !== task) changed.push({ name: 'task', before: task || '–', after: String(form.task) || '–' })
@@ -106,7 +104,7 @@ async function heldBy(queue: string, partition?: string): Promise<Effect[]> {
   const effects: Effect[] = [
     { kind: 'bad', text: `${plural(total, 'message')} ${total === 1 ? 'is' : 'are'} removed: ${exact(pending)} pending, ${exact(processing)} being processed.` },
   ]
-  if (groups.length) effects.push({ kind: 'warn', text: `${plural(groups.length, 'consumer group')} read it: ${groups.slice(0, 4).map((one) => one.name).join(', ')}${groups.length > 4 ? '…' : ''}` })
+  if (groups.length) effects.push({ kind: 'warn', text: `${plural(groups.length, 'consumer group reads', 'consumer groups read')} it: ${groups.slice(0, 4).map((one) => one.name).join(', ')}${groups.length > 4 ? '…' : ''}` })
   return effects
 }
 
@@ -167,10 +165,10 @@ export const deleteQueue = doing('delete /api/v1/resources/queues/{queue}', (que
 
 export const pushMessage = doing('post /api/v1/push', (queue: string = '', partition: string = '', payload: unknown = { hello: 'world' }): Action => ({
   title: 'Push a test message',
-  object: queue || 'any queue',
+  object: queue,
   verb: 'Push message',
   fields: [
-    { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, placeholder: 'orders' },
+    { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, placeholder: 'orders', suggest: queueNames },
     { name: 'partition', label: 'Partition', kind: 'text', initial: partition, placeholder: 'Default' },
     { name: 'transactionId', label: 'Transaction id', kind: 'text', placeholder: 'made by the server', hint: 'The same id again is a duplicate, and changes nothing.' },
     { name: 'payload', label: 'Payload', kind: 'json', initial: JSON.stringify(payload, null, 2), required: true },
@@ -191,7 +189,7 @@ export const pushMessage = doing('post /api/v1/push', (queue: string = '', parti
     const item = {
       queue: String(form.queue),
       partition: String(form.partition || 'Default'),
-      payload: JSON.parse(String(form.payload)) as never,
+      payload: parseJson(String(form.payload)) as never,
       ...(form.transactionId ? { transactionId: String(form.transactionId) } : {}),
     }
     const message = { data: item.payload, ...(item.transactionId ? { transactionId: item.transactionId } : {}) }

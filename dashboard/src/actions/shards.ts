@@ -3,12 +3,12 @@ import { call, get, type Schema } from '@/api/client'
 import { adminPython } from '@/api/shown'
 import { doing, type Action, type Effect } from '@/lib/actions'
 import { bytes, plural } from '@/lib/format'
-import { queueNames } from '@/lib/queues'
+import { queueExists, queueNames } from '@/lib/queues'
 
 /** Moves a queue or a topic to another PostgreSQL while it is used. */
 export const moveToShard = doing('post /api/v1/shards/move', (shards: Schema['ShardView'][], queue: string = ''): Action => ({
   title: 'Move to another shard',
-  object: queue || 'a queue or a topic',
+  object: queue,
   verb: 'Move',
   fields: [
     {
@@ -21,7 +21,7 @@ export const moveToShard = doing('post /api/v1/shards/move', (shards: Schema['Sh
         { value: 'topic', label: 'a topic' },
       ],
     },
-    { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, when: (form) => form.kind === 'queue' },
+    { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, suggest: queueNames, when: (form) => form.kind === 'queue' },
     { name: 'namespace', label: 'Namespace', kind: 'text', required: true, when: (form) => form.kind === 'topic' },
     { name: 'topic', label: 'Topic', kind: 'text', required: true, when: (form) => form.kind === 'topic' },
     { name: 'to', label: 'To the shard', kind: 'select', initial: String(shards.at(-1)?.shard ?? 0), options: shards.map((one) => ({ value: String(one.shard), label: `${one.shard}: ${one.database}, ${bytes(one.bytes)}` })) },
@@ -30,8 +30,7 @@ export const moveToShard = doing('post /api/v1/shards/move', (shards: Schema['Sh
     const target = shards.find((one) => String(one.shard) === form.to)
     const effects: Effect[] = []
     if (form.kind === 'queue' && form.queue) {
-      const known = await queueNames(String(form.queue))
-      if (!known.includes(String(form.queue))) return [{ kind: 'bad', text: `There is no queue ${String(form.queue)}.` }]
+      if (!(await queueExists(String(form.queue)))) return [{ kind: 'bad', text: `There is no queue ${String(form.queue)}.` }]
       const { total } = (await get('/api/v1/status', { query: { queue: String(form.queue) } })).messages
       effects.push({ text: `${plural(total, 'message')} with ids, leases, groups, dead letters and traces are copied.` })
     }

@@ -3,6 +3,7 @@ import { call, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
 import { doing, type Action } from '@/lib/actions'
 import { absolute, bytes, duration, plural } from '@/lib/format'
+import { parseJson } from '@/lib/json'
 
 type Key = Schema['KvListed'] | Schema['KvRow']
 type Ephemeral = Schema['EphemeralQueue']
@@ -33,7 +34,7 @@ export const writeKey = doing('post /api/v1/kv', (namespace: string = '', entry?
   const name = (form: Record<string, unknown>) => entry?.key ?? String(form.key)
   return {
     title: entry ? 'Change the value' : 'Write a key',
-    object: entry ? `${namespace} / ${entry.key}` : namespace || 'any namespace',
+    object: entry ? `${namespace} / ${entry.key}` : namespace,
     verb: entry ? 'Save value' : 'Write key',
     fields: [
       ...(namespace ? [] : [{ name: 'namespace', label: 'Namespace', kind: 'text' as const, required: true, placeholder: 'orders', hint: 'It belongs to the queue of its name.' }]),
@@ -46,7 +47,7 @@ export const writeKey = doing('post /api/v1/kv', (namespace: string = '', entry?
       { text: entry ? `It is written only over version ${entry.version}, which you see.` : 'It is written only if there is no such key.' },
       { text: form.ttl ? `It expires ${duration(Number(form.ttl))} later.` : 'It does not expire.' },
     ],
-    calls: (form) => [put(space(form), name(form), JSON.parse(String(form.value)), form.ttl ? Number(form.ttl) : null, entry?.version ?? 0)],
+    calls: (form) => [put(space(form), name(form), parseJson(String(form.value)), form.ttl ? Number(form.ttl) : null, entry?.version ?? 0)],
     refused: notApplied,
     done: (_, form) => `Key ${name(form)} is written`,
     undo: (answers, form) => {
@@ -57,7 +58,7 @@ export const writeKey = doing('post /api/v1/kv', (namespace: string = '', entry?
 })
 const compactJson = (text: string) => {
   try {
-    return JSON.stringify(JSON.parse(text))
+    return JSON.stringify(parseJson(text))
   } catch {
     return text
   }
@@ -112,7 +113,7 @@ export const cancelTimer = doing('delete /api/v1/timers/{queue}/{timer}', (queue
 
 export const pushEphemeral = doing('post /api/v1/ephemeral/push', (queue: string = ''): Action => ({
   title: 'Push to an ephemeral queue',
-  object: queue || 'any ephemeral queue',
+  object: queue,
   verb: 'Push message',
   fields: [
     { name: 'queue', label: 'Queue', kind: 'text', initial: queue, required: true, placeholder: 'presence' },
@@ -121,7 +122,7 @@ export const pushEphemeral = doing('post /api/v1/ephemeral/push', (queue: string
   ],
   effect: () => [{ text: 'Every group of the queue gets it. It is lost when PostgreSQL crashes.' }],
   calls: (form) => {
-    const [name, partition, payload] = [String(form.queue), String(form.partition), JSON.parse(String(form.payload)) as unknown]
+    const [name, partition, payload] = [String(form.queue), String(form.partition), parseJson(String(form.payload)) as unknown]
     const python = ephemeralPython(name, `push([${pythonValue(payload)}], partition=${pythonValue(partition)})`)
     return [call('post', '/api/v1/ephemeral/push', { body: { queue: name, partition, messages: [{ payload: payload as never }] } }, python)]
   },

@@ -1,5 +1,6 @@
 /** Calls of the HTTP API, typed by the server's own description of it. */
 import { reactive, ref } from 'vue'
+import { parseJson } from '@/lib/json'
 import type { components, paths } from './schema'
 
 export type Schema = components['schemas']
@@ -35,6 +36,8 @@ export interface Call<A = unknown> {
   shown?: unknown
   /** The line of Python that does the same with the client of this project. */
   python?: string
+  /** How long its answer is waited for, in milliseconds. */
+  timeout?: number
   readonly answer?: A
 }
 
@@ -45,12 +48,18 @@ export function call<M extends Method, P extends PathOf<M>>(
   python?: string,
 ): Call<Answer<Operation<P, M>>> {
   const values = (parts.path ?? {}) as Record<string, unknown>
-  const filled = String(path).replace(/\{(\w+)\}/g, (_, name: string) => encodeURIComponent(String(values[name])))
+  const filled = String(path).replace(/\{(\w+)\}/g, (_, name: string) => inAddress(String(values[name])))
   const query = new URLSearchParams()
   for (const [name, value] of Object.entries((parts.query ?? {}) as Record<string, unknown>))
     if (value !== undefined && value !== null && value !== '') query.set(name, String(value))
   const text = query.toString()
   return { method: method.toUpperCase(), url: filled + (text && `?${text}`), body: parts.body, python }
+}
+
+/** Browsers take `.` and `..` in an address for directories, in whatever form, so that the call would be another. */
+function inAddress(value: string): string {
+  if (value === '.' || value === '..') throw new ApiError(400, `No browser can ask for something called “${value}”: use the command line.`)
+  return encodeURIComponent(value)
 }
 
 export class ApiError extends Error {
@@ -64,7 +73,10 @@ export class ApiError extends Error {
 }
 
 /** Whether the server and its database can be reached, as the last answers showed. */
-export const connection = reactive({ server: true, database: true, signIn: false, reason: '' })
+export const connection = reactive({ server: true, database: true, /** The shards that are unavailable, where others are available. */ shards: [] as number[], signIn: false, reason: '' })
+
+/** Why PostgreSQL is unavailable, of an error that says both. */
+const whyUnavailable = (message: string) => /^PostgreSQL is unavailable; reconnecting(?: \((.*)\))?$/.exec(message)?.[1] ?? ''
 
 const TOKEN = 'queen.token'
 const kept = ref(sessionStorage.getItem(TOKEN) ?? '')
@@ -77,24 +89,29 @@ export const token = {
   },
 }
 
-const TIMEOUT_MS = 30_000
+const READ_MS = 30_000
+/** What is done to a million messages or partitions takes a while. */
+const ACT_MS = 300_000
 
 async function request(one: Call, accept: string): Promise<Response> {
   const headers: Record<string, string> = { Accept: accept }
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`
   if (one.body !== undefined) headers['Content-Type'] = 'application/json'
+  const timeout = one.timeout ?? (one.method === 'GET' ? READ_MS : ACT_MS)
   let response: Response
   try {
     response = await fetch(one.url, {
       method: one.method,
       headers,
       body: one.body === undefined ? undefined : JSON.stringify(one.body),
-      signal: AbortSignal.timeout(TIMEOUT_MS),
+      signal: AbortSignal.timeout(timeout),
     })
   } catch (cause) {
+    // One slow answer is no server that is gone: of that the stream knows.
+    if (cause instanceof DOMException) throw new ApiError(0, `The server did not answer within ${timeout / 1000} s.${one.method === 'GET' ? '' : ' It may be at it still: look before you repeat it.'}`)
     connection.server = false
     connection.reason = 'The server does not answer.'
-    throw new ApiError(0, cause instanceof DOMException ? 'The server did not answer within 30 s.' : connection.reason)
+    throw new ApiError(0, connection.reason)
   }
   connection.server = true
   if (response.ok) return response
@@ -108,7 +125,7 @@ async function request(one: Call, accept: string): Promise<Response> {
   }
   if (response.status === 503) {
     connection.database = false
-    connection.reason = message
+    connection.reason = whyUnavailable(message)
   }
   if (response.status === 401) connection.signIn = true
   const retry = Number(response.headers.get('Retry-After'))
@@ -118,7 +135,7 @@ async function request(one: Call, accept: string): Promise<Response> {
 export async function send<A>(one: Call<A>): Promise<A> {
   const response = await request(one, 'application/json')
   const text = await response.text()
-  return (text ? JSON.parse(text) : undefined) as A
+  return (text ? parseJson(text) : undefined) as A
 }
 
 export async function sendText(url: string): Promise<string> {

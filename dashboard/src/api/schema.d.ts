@@ -2269,7 +2269,7 @@ export interface paths {
         put?: never;
         /**
          * Report that items failed (as mqueue does)
-         * @description They are given again after a backoff that doubles each time, or become dead letters. One item may be sent without the array.
+         * @description They are given again after a backoff that doubles each time, or become dead letters: when their retries are used up, or at once with `dlq`. One item may be sent without the array.
          *
          *     Access: read-write.
          */
@@ -2291,7 +2291,7 @@ export interface paths {
         put?: never;
         /**
          * Report that items failed
-         * @description They are given again after a backoff that doubles each time, or become dead letters. One item may be sent without the array.
+         * @description They are given again after a backoff that doubles each time, or become dead letters: when their retries are used up, or at once with `dlq`. One item may be sent without the array.
          *
          *     Access: read-write.
          */
@@ -2550,6 +2550,28 @@ export interface paths {
          * @description Access: read-only.
          */
         get: operations["topicCounts"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/v1/topics/priorities": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Item counts of a topic by priority
+         * @description The priority that is served first comes first.
+         *
+         *     Access: read-only.
+         */
+        get: operations["topicPriorities"];
         put?: never;
         post?: never;
         delete?: never;
@@ -2951,7 +2973,7 @@ export interface paths {
         };
         /**
          * Open connections
-         * @description To the worker that answers, by address, with the requests that are being served.
+         * @description To this host, by address, with the requests that are being served: to the worker that answers as they are now, to the others as they were about a second ago.
          *
          *     Access: admin.
          */
@@ -3860,6 +3882,7 @@ export interface components {
             dbConnections: number | null;
             jobQueueSize: number | null;
             messagesProcessed: number;
+            port: number;
             backoffSize: number;
             /** Format: date-time */
             lastSeen: string;
@@ -4502,7 +4525,8 @@ export interface components {
          * @description A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
          *
          *         Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`). `leases` are the partitions
-         *         that are leased to it now, `totalConsumed` the messages that it has acknowledged ever.
+         *         that are leased to it now, `totalConsumed` the messages that it has acknowledged ever. `namespace` and `task` are
+         *         those of the queue.
          */
         GroupSummary: {
             name: string;
@@ -4520,6 +4544,8 @@ export interface components {
             queuePaused: boolean;
             leases: number;
             totalConsumed: number;
+            namespace: string;
+            task: string;
         };
         /**
          * Guard
@@ -5390,7 +5416,7 @@ export interface components {
         };
         /**
          * NackRef
-         * @description An item that failed, and why.
+         * @description An item that failed, and why; with `dlq` it is not retried, but a dead letter at once.
          */
         NackRef: {
             id: number | string;
@@ -5400,6 +5426,8 @@ export interface components {
             lease_owner?: string | null;
             /** @default null */
             error?: string | null;
+            /** @default false */
+            dlq?: boolean;
         };
         /**
          * NackSettled
@@ -5604,7 +5632,7 @@ export interface components {
         };
         /**
          * PeerList
-         * @description Who is connected to the worker that answers, the most connections first.
+         * @description Who is connected to this host, whose worker `workerId` answers, the most connections first.
          */
         PeerList: {
             workerId: number;
@@ -5819,6 +5847,16 @@ export interface components {
             shards?: components["schemas"]["PostgresStats"][];
         };
         /**
+         * PriorityCounts
+         * @description How many items of one priority a topic has in each state.
+         */
+        PriorityCounts: {
+            priority: number;
+            ready: number;
+            delayed: number;
+            leased: number;
+        };
+        /**
          * PublishBody
          * @description The attempts that count, in the order in which their messages are to be stored.
          */
@@ -6023,7 +6061,8 @@ export interface components {
          * QueueInList
          * @description A queue and what it holds; while it is `paused`, nothing is delivered from it.
          *
-         *         What a queue of very many partitions holds was counted at `countedAt`; without it, just now.
+         *         What a queue of very many partitions holds was counted at `countedAt`; without it, just now. Where queues are sorted
+         *         by lag, `maxTimeLag` is that of a queue that a group reads, in seconds.
          */
         QueueInList: {
             /** Format: uuid */
@@ -6038,6 +6077,7 @@ export interface components {
             paused: boolean;
             /** Format: date-time */
             countedAt?: string;
+            maxTimeLag?: number;
         };
         /**
          * QueueList
@@ -6618,6 +6658,7 @@ export interface components {
             dbConnections: number | null;
             jobQueueSize: number | null;
             messagesProcessed: number;
+            port: number;
         };
         /**
          * ServerHealth
@@ -9578,8 +9619,8 @@ export interface operations {
                 task?: string;
                 /** @description Only those with this text in their name, in any case. */
                 search?: string;
-                /** @description What they are sorted by: `name` ascending, all others descending. */
-                sort?: "created" | "name" | "partitions" | "pending" | "stored";
+                /** @description What they are sorted by: `name` ascending, all others descending; `density` is messages stored by partition, `lag` the seconds that the group furthest behind is so. */
+                sort?: "created" | "density" | "lag" | "name" | "partitions" | "pending" | "stored";
                 /** @description Ascending or descending; by default as `sort` says. */
                 order?: "asc" | "desc";
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
@@ -10058,10 +10099,16 @@ export interface operations {
     groups: {
         parameters: {
             query?: {
+                /** @description Only this group. */
+                group?: string;
                 /** @description Only on this queue. */
                 queue?: string;
                 /** @description Only those with this text in the name of the group or queue, in any case. */
                 search?: string;
+                /** @description Only on queues of this namespace. */
+                namespace?: string;
+                /** @description Only on queues of this task. */
+                task?: string;
                 /** @description Only groups that have messages before them. */
                 lagging?: boolean;
                 /** @description What they are sorted by: names ascending, `lag` in messages and in `time` descending. */
@@ -13245,6 +13292,8 @@ export interface operations {
                 limit?: number;
                 /** @description The number of entries to skip. */
                 offset?: number;
+                /** @description Only those with this text in their name, in any case. */
+                search?: string;
             };
             header?: never;
             path?: never;
@@ -14114,8 +14163,8 @@ export interface operations {
                 task?: string;
                 /** @description Only those with this text in their name, in any case. */
                 search?: string;
-                /** @description What they are sorted by: `name` ascending, all others descending. */
-                sort?: "created" | "name" | "partitions" | "pending" | "stored";
+                /** @description What they are sorted by: `name` ascending, all others descending; `density` is messages stored by partition, `lag` the seconds that the group furthest behind is so. */
+                sort?: "created" | "density" | "lag" | "name" | "partitions" | "pending" | "stored";
                 /** @description Ascending or descending; by default as `sort` says. */
                 order?: "asc" | "desc";
             };
@@ -19603,6 +19652,82 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["TopicCounts"][];
+                };
+            };
+            /** @description The request is wrong; nothing was stored. */
+            400: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description A token is needed, or the one sent is not valid (only when JWT_ENABLED is set). */
+            401: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description The token does not allow this (only when JWT_ENABLED is set). */
+            403: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description Too many requests, or a quota is used up; try again after `Retry-After`. */
+            429: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+            /** @description PostgreSQL is unavailable or overloaded; try again after `Retry-After`. */
+            503: {
+                headers: {
+                    /** @description Seconds to wait. */
+                    "Retry-After"?: number;
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Error"];
+                };
+            };
+        };
+    };
+    topicPriorities: {
+        parameters: {
+            query: {
+                /** @description The namespace. */
+                namespace: string;
+                /** @description The topic. */
+                topic: string;
+                /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Success. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["PriorityCounts"][];
                 };
             };
             /** @description The request is wrong; nothing was stored. */

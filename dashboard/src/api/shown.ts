@@ -1,11 +1,17 @@
 /** A call as text for people who want to script it. */
-import type { Call } from './client'
+import { digits } from '@/lib/json'
+import { user } from '@/lib/roles'
+import { token, type Call } from './client'
 
 const quoted = (text: string) => `'${text.replaceAll("'", `'\\''`)}'`
+
+/** Whether the server asks who calls; what is shown then reads the token from the environment. */
+const wantsToken = () => Boolean(user.value || token.get())
 
 export function asCurl(one: Call): string {
   const parts = ['curl -sS']
   if (one.method !== 'GET') parts.push(`-X ${one.method}`)
+  if (wantsToken()) parts.push('-H "Authorization: Bearer $QUEEN_TOKEN"')
   parts.push(quoted(location.origin + one.url))
   if (one.body !== undefined) parts.push(`\\\n  -d ${quoted(JSON.stringify(one.shown ?? one.body))}`)
   return parts.join(' ')
@@ -13,12 +19,12 @@ export function asCurl(one: Call): string {
 
 export function asPython(one: Call): string {
   const origin = pythonValue(location.origin)
+  const secret = wantsToken()
   if (one.python)
-    return `from queen import Queen\n\nasync with Queen(${origin}) as queen:\n    await ${one.python}`
-  const body = one.body === undefined ? '' : `,\n    json=${pythonValue(one.shown ?? one.body, 1)},\n`
-  return `import requests\n\nrequests.request(\n    ${pythonValue(one.method)},\n    ${pythonValue(
-    location.origin + one.url,
-  )}${body || ',\n'}).raise_for_status()`
+    return `${secret ? 'import os\n\n' : ''}from queen import Queen\n\nasync with Queen(${origin}${secret ? ', bearer_token=os.environ["QUEEN_TOKEN"]' : ''}) as queen:\n    await ${one.python}`
+  const headers = secret ? '    headers={"Authorization": f"Bearer {os.environ[\'QUEEN_TOKEN\']}"},\n' : ''
+  const body = one.body === undefined ? '' : `    json=${pythonValue(one.shown ?? one.body, 1)},\n`
+  return `${secret ? 'import os\n\n' : ''}import requests\n\nrequests.request(\n    ${pythonValue(one.method)},\n    ${pythonValue(location.origin + one.url)},\n${headers}${body}).raise_for_status()`
 }
 
 export function pythonValue(value: unknown, depth = 0): string {
@@ -28,6 +34,8 @@ export function pythonValue(value: unknown, depth = 0): string {
   if (typeof value === 'number') return String(value)
   if (typeof value === 'string') return JSON.stringify(value)
   if (Array.isArray(value)) return `[${value.map((one) => pythonValue(one, depth + 1)).join(', ')}]`
+  const long = digits(value)
+  if (long !== undefined) return long
   const entries = Object.entries(value as object).filter(([, one]) => one !== undefined)
   return `{${entries.map(([key, one]) => `${JSON.stringify(key)}: ${pythonValue(one, depth + 1)}`).join(', ')}}`
 }

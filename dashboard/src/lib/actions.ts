@@ -14,6 +14,8 @@ export interface Field {
   unit?: string
   placeholder?: string
   required?: boolean
+  /** Names that contain what is typed, of the server. */
+  suggest?: (words: string) => Promise<string[]>
   group?: string
   /** Whether it matters, given the others. */
   when?: (form: Form) => boolean
@@ -35,7 +37,7 @@ export interface Change {
 export interface Action {
   title: string
   /** What it is done to; the confirmation names it. */
-  object: string
+  object?: string
   verb: string
   danger?: boolean
   /** The name has to be typed: for what cannot be undone. */
@@ -51,6 +53,8 @@ export interface Action {
   inOrder?: boolean
   /** What is called after an answer: for work that the server does a part at a time. */
   next?: (answer: any, form: Form) => Call<any> | undefined
+  /** What follows the call that is shown, for one who does it by hand. */
+  byHand?: (language: string) => string | undefined
   /** How far along it is: what an answer adds, and what all of them are expected to add. */
   progress?: { of: (answer: any) => number; total: () => number | undefined }
   /** Why nothing was done though the call was answered, also for undoing. */

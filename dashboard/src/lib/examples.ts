@@ -3,8 +3,9 @@ const CLIENT = `from queen import Queen
 
 async with Queen("${location.origin}") as queen:
     `
-export const PUSH_PYTHON = `${CLIENT}await queen.queue("orders").push([{"data": {"order": 1}}])`
-export const ENQUEUE_PYTHON = `${CLIENT}await queen.topic("acme", "thumbnails").priority(5).enqueue([{"data": {"image": 17}}])`
+export const pushPython = (queue = 'orders') => `${CLIENT}await queen.queue(${JSON.stringify(queue)}).push([{"data": {"order": 1}}])`
+export const enqueuePython = (namespace = 'acme', topic = 'thumbnails') =>
+  `${CLIENT}await queen.topic(${JSON.stringify(namespace)}, ${JSON.stringify(topic)}).priority(5).enqueue([{"data": {"image": 17}}])`
 export const consumePython = (queue: string) => `async def handle(message):
     print(message["data"])
 

@@ -80,23 +80,41 @@ export function absolute(iso: string | null | undefined): string {
   return `${day(at)} ${clock(at)}.${pad(at.getMilliseconds(), 3)}`
 }
 
+/** With the time zone, for those who compare it with a log. */
+export function zoned(iso: string | null | undefined): string {
+  if (!iso) return '–'
+  const minutes = -new Date(iso).getTimezoneOffset()
+  const offset = `${minutes < 0 ? '-' : '+'}${pad(Math.floor(Math.abs(minutes) / 60))}:${pad(Math.abs(minutes) % 60)}`
+  return `${absolute(iso)} UTC${minutes ? offset : ''}`
+}
+
 export const day = (at: Date) => `${at.getFullYear()}-${pad(at.getMonth() + 1)}-${pad(at.getDate())}`
 export const clock = (at: Date) => `${pad(at.getHours())}:${pad(at.getMinutes())}:${pad(at.getSeconds())}`
 
 /** What an <input type="datetime-local"> holds. */
 export const localInput = (at: Date) => `${day(at)}T${clock(at)}`
 
-export function plural(value: number, one: string, many = `${one}s`): string {
+export function plural(value: number | null | undefined, one: string, many = `${one}s`): string {
   return `${exact(value)} ${value === 1 ? one : many}`
+}
+/** As `plural`, where there is little room. */
+export function shortPlural(value: number | null | undefined, one: string, many = `${one}s`): string {
+  return `${count(value)} ${value === 1 ? one : many}`
 }
 
 export const QUEUE_MODE = '__QUEUE_MODE__'
 export const groupLabel = (group: string) => (group === QUEUE_MODE ? 'queue mode' : group)
 
+/** Control and format characters, ends of lines, halves of characters, and letters that are drawn as nothing. */
+const UNSEEN = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\p{Cs}\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0]/gu
+
 /** Characters that are not seen, made visible: names are shown as what they are. */
 export function visible(text: string): string {
-  return text.replace(/[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]/g, (one) => {
+  return text.replace(UNSEEN, (one) => {
     const code = one.codePointAt(0) ?? 0
     return code < 32 ? String.fromCodePoint(0x2400 + code) : `⟨U+${code.toString(16).toUpperCase().padStart(4, '0')}⟩`
   })
 }
+
+/** The same of a text of several lines. */
+export const visibleLines = (text: string) => text.split('\n').map(visible).join('\n')

@@ -6,7 +6,10 @@ import type { Column } from './table'
 
 type Page = Schema['GroupPage']
 interface Wanted {
+  group?: string
   queue?: string
+  namespace?: string
+  task?: string
   search?: string
   lagging?: boolean
   sort?: 'name' | 'lag' | 'time' | 'queue'
@@ -25,6 +28,8 @@ export const groupsOf = async (queue: string) => (await groupPage({ queue })).co
 export const furthestBehind = async (limit = MOST) => groupPage({ sort: 'time', order: 'desc', limit })
 
 const TONES: Record<string, string> = { Stable: 'good', Lagging: 'warn' }
+/** The server calls a group dead that has consumed nothing yet. */
+const NAMES: Record<string, string> = { Dead: 'not begun' }
 
 export const GROUP_COLUMNS: Column<Schema['GroupSummary']>[] = [
   { key: 'name', label: 'Group', name: (one) => groupLabel(one.name), to: (one) => ({ name: 'group', params: { group: one.name }, query: { queue: one.queueName } }), sort: (one) => groupLabel(one.name) },
@@ -32,5 +37,5 @@ export const GROUP_COLUMNS: Column<Schema['GroupSummary']>[] = [
   { key: 'withLag', label: 'With lag', right: true, text: (one) => count(one.partitionsWithLag), sort: (one) => one.partitionsWithLag },
   { key: 'lag', label: 'Messages behind', right: true, text: (one) => count(one.totalLag), sort: (one) => one.totalLag },
   { key: 'time', label: 'Lag', right: true, text: (one) => duration(one.maxTimeLag), tone: (one) => lagTone(one.maxTimeLag), sort: (one) => one.maxTimeLag },
-  { key: 'state', label: 'State', badge: (one) => (one.paused ? { text: 'paused', tone: 'accent' } : one.queuePaused ? { text: 'queue paused', tone: 'accent' } : { text: one.state, tone: TONES[one.state] ?? '' }) },
+  { key: 'state', label: 'State', badge: (one) => (one.paused ? { text: 'paused', tone: 'accent' } : one.queuePaused ? { text: 'queue paused', tone: 'accent' } : { text: NAMES[one.state] ?? one.state.toLowerCase(), tone: TONES[one.state] ?? '' }) },
 ]

@@ -25,8 +25,11 @@ setInterval(() => {
 const SELDOM_MS = 5000
 const AFTER_ERROR_MS = 2000
 
-/** Asks at most every `every` ms (0: once); at once when `depends` change, when the tab is seen again and when the server is back. */
-export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchSource[] = []): Live<A> {
+/**
+ * Asks at most every `every` ms (0: once); at once when `depends` change, when the tab is seen again and when the server is
+ * back. While `holds`, what is there stays.
+ */
+export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchSource[] = [], holds: () => boolean = () => false): Live<A> {
   const data = shallowRef<A>()
   const error = ref<ApiError | null>(null)
   const loading = ref(true)
@@ -59,14 +62,16 @@ export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchS
 
   function schedule(): void {
     clearTimeout(timer)
-    if (stopped || asking || connection.signIn || (every <= 0 && !error.value) || document.visibilityState !== 'visible') return
+    // What a role may not see it may not see in two seconds either.
+    if (error.value?.status === 403) return
+    if (stopped || asking || holds() || connection.signIn || (every <= 0 && !error.value) || document.visibilityState !== 'visible') return
     const wait = error.value ? Math.max(every, AFTER_ERROR_MS) : stale ? every : Math.max(every, SELDOM_MS)
     timer = setTimeout(refresh, Math.max(0, askedAt + wait - Date.now()))
   }
 
   function seen(): void {
-    if (document.visibilityState === 'visible') void refresh()
-    else clearTimeout(timer)
+    if (document.visibilityState === 'visible' && !holds()) void refresh()
+    else schedule()
   }
 
   document.addEventListener('visibilitychange', seen)
@@ -75,6 +80,7 @@ export function useLive<A>(ask: () => Promise<A>, every: number, depends: WatchS
     stale = true
     schedule()
   })
+  watch(holds, schedule)
   if (depends.length)
     watch(depends, () => {
       loading.value = true

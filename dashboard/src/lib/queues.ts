@@ -1,7 +1,17 @@
 /** Queues by name, as the server finds them. */
-import { get } from '@/api/client'
+import { ApiError, get } from '@/api/client'
 
 const MOST = 20
+
+export async function queueExists(queue: string): Promise<boolean> {
+  try {
+    await get('/api/v1/status/queues/{queue}', { path: { queue }, query: { includePartitions: false } })
+    return true
+  } catch (cause) {
+    if (cause instanceof ApiError && cause.status === 404) return false
+    throw cause
+  }
+}
 
 /** Names that contain these words, for inputs that suggest. */
 export async function queueNames(words: string): Promise<string[]> {

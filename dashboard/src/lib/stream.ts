@@ -37,16 +37,21 @@ export const counters = shallowRef<Counters>()
 export const version = ref(0)
 /** Rates of the last minutes, second by second. */
 export const ticks = shallowRef<Tick[]>([])
+/** Whether rates are known: the first counters of a stream have nothing before them to be compared with. */
+export const paced = computed(() => stream.state === 'open' && ticks.value.length > 0)
 export const lost = computed(() => stream.state === 'cut')
 
 const MAX_TICKS = 180
 const SILENT_MS = 5000
+/** A stream that ends earlier has failed, as one that was not opened. */
+const STEADY_MS = 1000
 const FIRST_RETRY_MS = 500
 const LAST_RETRY_MS = 10_000
 let current: AbortController | undefined
 let timer: ReturnType<typeof setTimeout> | undefined
 let failures = 0
 let changed = ''
+let first = true
 
 function receive(event: string, data: string): void {
   if (event !== 'counters') {
@@ -60,9 +65,11 @@ function receive(event: string, data: string): void {
   const now = JSON.stringify([totals, seen.depth && { ...seen.depth, at: '' }, seen.shards, seen.maintenance, seen.spool])
   if (now !== changed) version.value += 1
   changed = now
-  ticks.value = [...ticks.value.slice(1 - MAX_TICKS), { at: Date.parse(seen.at) / 1000, ...seen.rates, pending: seen.depth?.pending ?? null }]
-  const down = seen.shards.find((one) => !one.up)
-  database({ up: !down, reason: down?.reason ?? '' })
+  if (first) first = false
+  else ticks.value = [...ticks.value.slice(1 - MAX_TICKS), { at: Date.parse(seen.at) / 1000, ...seen.rates, pending: seen.depth?.pending ?? null }]
+  const down = seen.shards.filter((one) => !one.up)
+  connection.shards = down.length < seen.shards.length ? down.map((one) => one.shard) : []
+  database({ up: !down.length, reason: down[0]?.reason ?? '' })
 }
 
 function database({ up, reason }: { up: boolean; reason: string }): void {
@@ -90,6 +97,7 @@ async function connect(): Promise<void> {
   clearTimeout(timer)
   current?.abort()
   const mine = (current = new AbortController())
+  let openedAt = Infinity
   let silence: ReturnType<typeof setTimeout> | undefined
   const alive = () => {
     clearTimeout(silence)
@@ -107,14 +115,16 @@ async function connect(): Promise<void> {
     }
     if (!answer.ok || !answer.body) throw new Error(String(answer.status))
     stream.state = 'open'
+    first = true
+    openedAt = Date.now()
     connection.server = true
-    failures = 0
     version.value += 1
     await read(answer.body, alive)
   } catch {
     // What is cut is opened again below.
   } finally {
     clearTimeout(silence)
+    if (Date.now() - openedAt >= STEADY_MS) failures = 0
   }
   if (mine !== current || document.visibilityState !== 'visible') return
   if (failures > 0) {

@@ -24,6 +24,8 @@ export interface Column<R> {
   sub?: (row: R) => string
   class?: string
   hidden?: boolean
+  /** Left out where there is not much room: what is said elsewhere, too. */
+  wide?: boolean
 }
 
 export interface Table<R> {
@@ -89,10 +91,10 @@ export const inOrder = <S extends string>(sort: string) => (sort ? { sort: sort.
 export function useServerTable<R, A>(
   ask: (asked: Asked) => Promise<A>,
   found: (answer: A) => { rows: R[] | undefined; total: number | undefined },
-  options: Options & { every?: number; depends?: WatchSource[] } = {},
+  options: Options & { every?: number; depends?: WatchSource[]; holds?: () => boolean } = {},
 ): Table<R> & { live: Live<A> } {
   const { text, page, size, by, sortBy } = useOrder(options)
-  const live = useLive(() => ask({ limit: size, offset: page.value * size, sort: text.value }), options.every ?? 1000, [text, page, ...(options.depends ?? [])])
+  const live = useLive(() => ask({ limit: size, offset: page.value * size, sort: text.value }), options.every ?? 1000, [text, page, ...(options.depends ?? [])], options.holds)
   const answer = computed(() => (live.data.value === undefined ? undefined : found(live.data.value)))
   return { rows: computed(() => answer.value?.rows), total: computed(() => answer.value?.total), page, size, by, sortBy, live }
 }

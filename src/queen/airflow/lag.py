@@ -104,7 +104,7 @@ class QueenLagTrigger(BaseTrigger):
                 unavailable = False
                 if self._bound.reached(lag):
                     return lag
-                self.log.debug("%s: it is %d", self._bound, lag)
+                self.log.debug("%s: the lag is %d", self._bound, lag)
                 await asyncio.sleep(self._arguments["poke_interval"])
 
 
@@ -153,7 +153,7 @@ class QueenLagSensor(BaseSensorOperator):
             except TRANSIENT as error:
                 self.log.warning("the server is unavailable; asking again: %s", error)
                 return False
-        self.log.info("%s: it is %d", bound, lag)
+        self.log.info("%s: the lag is %d", bound, lag)
         self.found = lag
         return bound.reached(lag)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from airflow.sdk import BaseOperator
 
 from queen.airflow.hook import DEFAULT_CONNECTION, QueenHook
+from queen.client.errors import text_of_error
+from queen.client.http import encode_json
 from queen.errors import QueenError
 
 _AT_ONCE: Final = 1000
+# Messages may be so large that few of them are what a server takes in a request (MAX_BODY_BYTES).
+_BYTES_AT_ONCE: Final = 4 << 20
 _BATCH: Final = 100
 
 
@@ -60,10 +64,10 @@ class QueenPushOperator(BaseOperator):
                 builder = queen.queue(self.queue_name)
                 if partition is not None:
                     builder = builder.partition(partition)
-                for first in range(0, len(numbered), _AT_ONCE):
+                for some in _in_requests(numbered):
                     items = [
                         {"data": payload} | ({"transactionId": f"{identity}/{number}"} if identity else {})
-                        for number, payload in numbered[first : first + _AT_ONCE]
+                        for number, payload in some
                     ]
                     for result in builder.push(items):
                         done["duplicates" if result["status"] == "duplicate" else "queued"] += 1
@@ -166,8 +170,23 @@ class QueenConsumeOperator(BaseOperator):
             handler(messages)
         except BaseException as error:
             # Whatever it was, also the end of the task: the messages are for the next one.
-            queen.ack(messages, False, {"group": self.consumer_group, "error": f"{type(error).__name__}: {error}"})
+            queen.ack(messages, False, {"group": self.consumer_group, "error": text_of_error(error)})
             raise
+
+
+def _in_requests(numbered: list[tuple[int, Any]]) -> Iterator[list[tuple[int, Any]]]:
+    """Payloads in order, as many at a time as a server takes in a request."""
+    some: list[tuple[int, Any]] = []
+    size = 0
+    for number, payload in numbered:
+        added = len(encode_json(payload))
+        if some and (len(some) >= _AT_ONCE or size + added > _BYTES_AT_ONCE):
+            yield some
+            some, size = [], 0
+        some.append((number, payload))
+        size += added
+    if some:
+        yield some
 
 
 def _listed(messages: Any) -> list[Any]:

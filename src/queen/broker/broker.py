@@ -9,7 +9,7 @@ from queen.broker.ack.acker import Acker
 from queen.broker.ack.dead_letters import DeadLetters
 from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
 from queen.broker.change_log import ChangeReader
-from queen.broker.events import Event, EventKind, look, pushed, signal
+from queen.broker.events import Event, EventKind, pushed, rescan, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes, Mode
 from queen.broker.inspect.browse import MessageBrowser
 from queen.broker.inspect.bulk import BulkMessages
@@ -142,7 +142,7 @@ class Broker:
         if queue is None:
             return
         partition = await self.catalog.partition(queue, partition_name) if partition_name else None
-        self.publish([look(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
+        self.publish([rescan(queue.id) if partition is None else pushed(queue.id, partition.id, 1)])
 
     async def switch(self, mode: Mode, enabled: bool) -> None:
         """Switch a maintenance mode on or off, for every worker of every host."""

@@ -33,12 +33,12 @@ class EventKind(StrEnum):
     """a worker has released the append lock"""
     GROUP_CHANGED = "g"
     """(group name, number of the change): its cursors were moved or removed"""
-    LOOK = "l"
+    RESCAN = "l"
     """(queue id): there may be messages without a PUSHED event"""
     MODES_CHANGED = "m"
     """a maintenance mode was switched on or off"""
-    TOPIC_FED = "e"
-    """(milliseconds, namespace and topic): it has items that are due in so long"""
+    TOPIC_DUE = "e"
+    """(milliseconds, namespace and topic): it has items that are due after this time"""
     TOPIC_CHANGED = "o"
     """(namespace and topic): its options were replaced, or it is gone"""
     QUOTAS_CHANGED = "q"
@@ -110,13 +110,13 @@ def named(kind: EventKind, name: str, change: int = 0) -> Event:
     return (kind.value, 0, 0, 0, change, name)
 
 
-def look(queue_id: int) -> Event:
-    return (EventKind.LOOK.value, queue_id, 0, 0, 0, "")
+def rescan(queue_id: int) -> Event:
+    return (EventKind.RESCAN.value, queue_id, 0, 0, 0, "")
 
 
-def topic_fed(name: str, seconds: float) -> Event:
+def topic_due(name: str, seconds: float) -> Event:
     # Rounded up: to look too early is to look twice.
-    return (EventKind.TOPIC_FED.value, 0, 0, 0, math.ceil(max(seconds, 0.0) * 1000), name)
+    return (EventKind.TOPIC_DUE.value, 0, 0, 0, math.ceil(max(seconds, 0.0) * 1000), name)
 
 
 def signal(kind: EventKind) -> Event:

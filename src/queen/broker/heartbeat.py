@@ -77,6 +77,7 @@ class DatabaseHeartbeat:
         self._on_modes = on_modes
         self._connection: Connection | None = None
         self._reason = ""
+        self._switches = 0
         self._nudged = asyncio.Event()
         self._background = BackgroundTask()
 
@@ -96,7 +97,9 @@ class DatabaseHeartbeat:
     async def switch(self, mode: Mode, enabled: bool) -> None:
         """Switch a mode on or off, for every worker. This one has it when this returns."""
         await self._database.fetch("set_system_mode", mode.value, enabled)
-        self._learn(await self._database.fetch("system_modes"))
+        rows = await self._database.fetch("system_modes")
+        self._switches += 1
+        self._learn(rows)
 
     async def _run(self) -> None:
         while True:
@@ -151,13 +154,17 @@ class DatabaseHeartbeat:
         try:
             if self._connection is None:
                 self._connection = await self._database.connect(application_name=HEARTBEAT_SESSION)
-            self._learn(await self._connection.fetch(self._database.statements["system_modes"]))
+            switches = self._switches
+            rows = await self._connection.fetch(self._database.statements["system_modes"])
+            # Read while a mode was switched, they may be those from before it.
+            if switches == self._switches:
+                self._learn(rows)
         except _LOST as error:
             self._reason = unavailable_reason(error)
             self._drop()
             return False
         except asyncpg.PostgresError as error:
-            # It answers, if not what was asked for.
+            # PostgreSQL answers, even if with an error.
             log.warning("maintenance modes could not be read: %s", error)
         return True
 
@@ -177,28 +184,24 @@ _PROBE_SECONDS = 1.5
 
 @dataclass(frozen=True, slots=True)
 class DatabaseState:
-    """The result of a probe; `trouble` is empty when PostgreSQL can be used."""
+    """The result of a probe; `problem` is empty when PostgreSQL can be used."""
 
     connected: bool
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def usable(self) -> bool:
-        return not self.trouble
+        return not self.problem
 
 
 class DatabaseProbe:
-    """Probes PostgreSQL for all callers: one probe at a time, of `timeout` seconds at most."""
+    """Probes PostgreSQL for all callers: one probe at a time, which does not take long."""
 
-    def __init__(
-        self, database: Database, *, fresh_for: float = _FRESH_SECONDS, timeout: float = _PROBE_SECONDS
-    ) -> None:
+    def __init__(self, database: Database) -> None:
         # A connection of its own: to wait for one of the pool says nothing about the database.
         self._link = database.link(probing=True)
         self._needed = migration_versions()
-        self._fresh_for = fresh_for
-        self._timeout = timeout
-        self._state = DatabaseState(connected=False, trouble="PostgreSQL has not been asked yet")
+        self._state = DatabaseState(connected=False, problem="PostgreSQL has not been asked yet")
         self._stale_at = 0.0
         self._probing: asyncio.Task[DatabaseState] | None = None
 
@@ -226,27 +229,27 @@ class DatabaseProbe:
     async def _probe(self) -> DatabaseState:
         try:
             self._state = await self._ask()
-            self._stale_at = asyncio.get_running_loop().time() + self._fresh_for
+            self._stale_at = asyncio.get_running_loop().time() + _FRESH_SECONDS
             return self._state
         finally:
             self._probing = None
 
     async def _ask(self) -> DatabaseState:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(_PROBE_SECONDS):
                 rows = await self._applied()
         except TimeoutError:
-            return DatabaseState(connected=False, trouble=f"PostgreSQL did not answer within {self._timeout:g} s")
+            return DatabaseState(connected=False, problem=f"PostgreSQL did not answer within {_PROBE_SECONDS:g} s")
         except QueenError as error:
-            return DatabaseState(connected=False, trouble=str(error))
+            return DatabaseState(connected=False, problem=str(error))
         except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
-            return DatabaseState(connected=True, trouble="the database has not been migrated")
+            return DatabaseState(connected=True, problem="the database has not been migrated")
         except asyncpg.PostgresError as error:
-            return DatabaseState(connected=False, trouble=f"PostgreSQL refuses: {error}")
+            return DatabaseState(connected=False, problem=f"PostgreSQL refuses: {error}")
         missing = self._needed - {row["version"] for row in rows}
         if missing:
             versions = ", ".join(map(str, sorted(missing)))
-            return DatabaseState(connected=True, trouble=f"the database lacks migration {versions}")
+            return DatabaseState(connected=True, problem=f"the database lacks migration {versions}")
         return DatabaseState(connected=True)
 
     async def _applied(self) -> list[Record]:

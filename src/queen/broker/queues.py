@@ -64,7 +64,7 @@ class Queues:
         # A worker's own notification does not refresh its catalog: it has the queue already.
         self._catalog.refresh_queue(name)
         self._publish([named(EventKind.QUEUE_CHANGED, name, int(bool(made)))])
-        partition_id = partition_uuid(self._catalog.shard, partition["id"])
+        partition_id = partition_uuid(partition["id"])
         return Configured(True, str(queue.public_id), partition_id, name, namespace, task, shown_options(queue))
 
     async def pause(self, name: str, paused: bool) -> bool:

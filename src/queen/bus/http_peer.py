@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import logging
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import aiohttp
 
 from queen.bus.members import Traffic
 from queen.bus.packets import ROUTE, Event, Heartbeat, PacketWriter
+from queen.errors import SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,9 @@ class HttpPeer:
         traffic: Traffic,
         *,
         batch_seconds: float,
-        tls: ssl.SSLContext | None = None,
+        read_tls: Callable[[], ssl.SSLContext | None] = lambda: None,
     ) -> None:
+        """`read_tls` reads the certificates that are in force now; it may raise `SettingsError`."""
         self._url = url
         self._name = name
         self._writer = writer
@@ -44,7 +46,7 @@ class HttpPeer:
         # A dict keeps the order, and an event that is published twice once.
         self._queued: dict[Event, None] = {}
         self._something = asyncio.Event()
-        self._tls = tls
+        self._read_tls = read_tls
         self._session: aiohttp.ClientSession | None = None
         self._pause = 0.0
         self.is_self: bool | None = None
@@ -84,8 +86,9 @@ class HttpPeer:
                 self._queued.clear()
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     def _drop_excess(self) -> None:
         excess = len(self._queued) - _MOST_QUEUED
@@ -103,20 +106,24 @@ class HttpPeer:
 
     async def _post(self, frame: bytes) -> bool | None:
         """Whether it was this very host that answered; None when it failed."""
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._tls) if self._tls is not None else None,
-                timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
-            )
         try:
+            if self._session is None:
+                tls = self._read_tls()
+                self._session = aiohttp.ClientSession(
+                    connector=aiohttp.TCPConnector(ssl=tls) if tls is not None else None,
+                    timeout=aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS),
+                )
             async with self._session.post(self._url + ROUTE, data=frame) as answer:
                 if answer.status != 200:
                     return self._failed(f"it answered {answer.status}: {(await answer.text())[:200]}")
                 own = bool((await answer.json())["self"])
         except aiohttp.ServerDisconnectedError:
             # Its text may be all that had come of the answer.
+            await self.close()
             return self._failed("connection closed before the answer")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError) as error:
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, SettingsError) as error:
+            # The next connection is made with the certificates of then: these may have been renewed.
+            await self.close()
             return self._failed(str(error) or type(error).__name__)
         if self._pause:
             log.info("peer %s is reachable again", self._url)

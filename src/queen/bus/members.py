@@ -11,7 +11,7 @@ from queen.bus.packets import Heartbeat, Packet
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts since the worker started. `dropped` is by reason, of packets that came in and of what could not go out."""
+    """Counts since the worker started. `dropped`: packets received or not sent, by reason."""
 
     packets_sent: int = 0
     packets_received: int = 0
@@ -79,7 +79,7 @@ class Tracked:
 
 
 class Members:
-    """Tracks hosts by the number they drew when they started. All times are those of one monotonic clock."""
+    """Tracks hosts by the random number that each draws at its start. All times are of one monotonic clock."""
 
     def __init__(self, dead_after: float) -> None:
         self._dead_after = dead_after

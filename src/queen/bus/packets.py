@@ -117,7 +117,7 @@ class PacketRefused(Exception):
 
 
 class PacketSigner:
-    """Puts bodies into frames and takes them out. The first key signs, every key verifies; without keys all is open."""
+    """Signs and verifies frames. The first key signs, every key verifies; without keys none is signed."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self._keys = keys
@@ -126,13 +126,13 @@ class PacketSigner:
     def signs(self) -> bool:
         return bool(self._keys)
 
-    def seal(self, body: bytes) -> bytes:
+    def sign(self, body: bytes) -> bytes:
         if not self._keys:
             return plain_frame(body)
         framed = _MAGIC + _SIGNED + body
         return framed + _mac(self._keys[0], framed)
 
-    def open(self, frame: bytes) -> bytes:
+    def verify(self, frame: bytes) -> bytes:
         """The body of a frame. Who has no key takes a signed one as it is, so that signing can be introduced."""
         flag = frame[len(_MAGIC) : _HEAD]
         if not is_frame(frame) or flag not in (_PLAIN, _SIGNED):
@@ -212,7 +212,7 @@ class PacketValidator:
         """The packet and its bare body; raises `PacketRefused`."""
         if len(frame) > LARGEST_FRAME:
             raise PacketRefused(PacketRefusal.MALFORMED)
-        body = self._signer.open(frame)
+        body = self._signer.verify(frame)
         packet = decode(body)
         if self._signer.signs:
             if abs(self._clock() - packet.sent_ms / 1000) > FRESH_SECONDS:
@@ -222,7 +222,7 @@ class PacketValidator:
         return packet, body
 
     def note(self, packet: Packet) -> None:
-        """Another worker of this host has admitted the packet: it must not come in here once more."""
+        """Another worker of this host has admitted the packet: it must not be admitted here again."""
         if self._signer.signs:
             self._guard.admit(packet.sender, packet.sequence)
 
@@ -268,7 +268,7 @@ def server_name(port: int) -> str:
 
 
 class PacketWriter:
-    """Numbers packets one after the other, and seals them."""
+    """Numbers packets one after the other, and signs them."""
 
     def __init__(self, boot: int, signer: PacketSigner) -> None:
         self._boot = boot
@@ -279,12 +279,12 @@ class PacketWriter:
     def events(self, events: Iterable[Event], room: int) -> Iterator[tuple[bytes, int]]:
         """Frames of at most `room` bytes (unless one event needs more), each with the number of events in it."""
         for some in encode_events(events, room):
-            yield self._seal(some, None), len(some)
+            yield self._encode(some, None), len(some)
 
     def heartbeat(self, heartbeat: Heartbeat) -> bytes:
-        return self._seal([], heartbeat)
+        return self._encode([], heartbeat)
 
-    def _seal(self, events: list[Raw], heartbeat: Heartbeat | None) -> bytes:
+    def _encode(self, events: list[Raw], heartbeat: Heartbeat | None) -> bytes:
         self._sequence += 1
         sent_ms = int(time.time() * 1000)
-        return self._signer.seal(encode_packet(self._boot, self._sender, self._sequence, sent_ms, events, heartbeat))
+        return self._signer.sign(encode_packet(self._boot, self._sender, self._sequence, sent_ms, events, heartbeat))

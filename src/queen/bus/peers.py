@@ -13,6 +13,7 @@ import logging
 import math
 import ssl
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -83,8 +84,10 @@ class Peers:
             # An HTTP client is 10 MB of memory that few workers have a use for.
             from queen.bus.http_peer import HttpPeer
 
+            read_tls = partial(_peer_tls, settings)
+            read_tls()
             self._http = [
-                HttpPeer(url, self.name, writer, self._traffic, batch_seconds=batch, tls=_peer_tls(settings))
+                HttpPeer(url, self.name, writer, self._traffic, batch_seconds=batch, read_tls=read_tls)
                 for url in settings.queen_peers
             ]
         self.active = self._udp is not None or bool(self._http)
@@ -158,7 +161,7 @@ class Peers:
         """Take in what another worker of this host received and checked."""
         self._traffic.packets_relayed += 1
         try:
-            packet = decode(_BARE.open(frame))
+            packet = decode(_BARE.verify(frame))
         except PacketRefused as refused:
             # A worker of another version, during an upgrade.
             self._traffic.dropped[refused.reason.value] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import os
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from queen.bus.members import Traffic
+from queen.files import try_lock
 from queen.setting_kinds import split_host_port
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class UdpLeader:
     """A lock over the workers that share a directory. The kernel frees it when its holder dies."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "speaker.lock"
+        self._path = directory / "udp-leader.lock"
         self._file: int | None = None
         self.elected = False
 
@@ -97,12 +97,8 @@ class UdpLeader:
             except FileNotFoundError:
                 # The supervisor has died, another worker has removed the directory, and this one is about to end.
                 return False
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        self.elected = True
-        return True
+        self.elected = try_lock(self._file)
+        return self.elected
 
     def close(self) -> None:
         self.elected = False

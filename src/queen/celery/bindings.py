@@ -25,7 +25,7 @@ class Binding(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Under what it is stored: names may be longer than a key, and hold anything."""
+        """A hash: names may be longer than a key, and hold anything."""
         digest = hashlib.sha256(msgspec.json.encode([self.kind, self.routing_key, self.queue])).hexdigest()
         return f"{_prefix(self.exchange)}{digest}"
 

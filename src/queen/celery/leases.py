@@ -35,6 +35,13 @@ class Replacement(Lease, frozen=True):
     item: dict[str, Any]
 
 
+class Refusal(Lease, frozen=True):
+    """A leased item that becomes a dead letter at once."""
+
+    error: str
+    dlq: bool = True
+
+
 class _Extension(Lease, frozen=True):
     seconds: float = 0.0
 
@@ -88,9 +95,9 @@ class Leases:
         """The message is not processed, and another takes its place."""
         self._settle("replace", Replacement(lease.id, lease.namespace, lease.topic, lease.lease_owner, item))
 
-    def nack(self, lease: Lease) -> None:
-        """The message cannot be processed: it is retried with backoff, then becomes a dead letter."""
-        self._settle("nack", lease)
+    def refuse(self, lease: Lease, error: str) -> None:
+        """The message can never be processed: it becomes a dead letter."""
+        self._settle("nack", Refusal(lease.id, lease.namespace, lease.topic, lease.lease_owner, error))
 
     def flush(self, seconds: float = 5.0) -> bool:
         """Wait until everything settled before is at the server; False if that takes longer."""

@@ -264,7 +264,7 @@ class _Wire:
 
 
 def is_readable(fileno: int, seconds: float | None) -> bool:
-    """Whether something can be read, within so many seconds; None: wait for it."""
+    """Whether something can be read within `seconds`; None: wait for it."""
     if not hasattr(select, "poll"):
         # Eventlet takes it away, because it would block all of its green threads; its `select` does not.
         return bool(select.select([fileno], [], [], seconds)[0])

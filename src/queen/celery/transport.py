@@ -142,6 +142,11 @@ class Channel(virtual.Channel):
         exchange, otherwise where no queue is bound, as with events and replies.
         """
         self._inplace_augment_message(message, exchange, routing_key)
+        headers = message["headers"]
+        for name, value in headers.items():
+            if isinstance(value, str) and not value.isascii():
+                # Lone surrogates, as names of files have, are no text; Celery shows arguments in headers.
+                headers[name] = value.encode(errors="backslashreplace").decode()
         if not exchange:
             self._enqueue([routing_key], message)
             return
@@ -468,7 +473,7 @@ class Channel(virtual.Channel):
         if not _is_message(item.data):
             logger.error("item %d of topic %s is not a message of Kombu: dead-lettered", item.id, item.topic)
             self._leases.hold([lease])
-            self._leases.nack(lease)
+            self._leases.refuse(lease, "not a message of Kombu")
             return None
         raw: dict[str, Any] = item.data
         tag = f"{item.id}-{item.lease_owner}"

@@ -21,14 +21,14 @@ ENTRIES: Final = (
     Entry(
         "serve",
         f"{_C}.server:serve_app",
-        "Start the server, by default on a PostgreSQL of its own.",
+        "Start the server, by default on an embedded PostgreSQL.",
         "Server",
         remote=False,
     ),
     Entry(
         "settings",
         f"{_C}.server:settings_app",
-        "Show every setting, its meaning and the value it has here.",
+        "Show every setting with its meaning and its current value.",
         "Server",
         remote=False,
     ),
@@ -47,23 +47,23 @@ ENTRIES: Final = (
         remote=False,
     ),
     Entry("user", "queen.cli.user:app", "Users: people who log in, and their sessions.", "Server", remote=False),
-    Entry("create-user", "queen.cli.user:create_app", "Add a user, asking for everything.", "Server", remote=False),
-    Entry("token", "queen.cli.token:app", "Tokens: who a program is, and what it may do.", "Server", remote=False),
-    Entry("cert", "queen.cli.cert:app", "Make a self-signed certificate to begin with.", "Server", remote=False),
+    Entry("create-user", "queen.cli.user:create_app", "Add a user interactively.", "Server", remote=False),
+    Entry("token", "queen.cli.token:app", "Tokens for programs: create and inspect them.", "Server", remote=False),
+    Entry("cert", "queen.cli.cert:app", "Create a self-signed certificate.", "Server", remote=False),
     Entry(
         "backup", f"{_T}.backup:backup_app", "Write everything a server stores to a directory.", "Server", remote=False
     ),
-    Entry("restore", f"{_T}.backup:restore_app", "Bring back what a backup holds.", "Server", remote=False),
-    Entry("import", f"{_T}.legacy_import:app", "Take over the data of a Queen 0.15.", "Server", remote=False),
+    Entry("restore", f"{_T}.backup:restore_app", "Restore a backup.", "Server", remote=False),
+    Entry("import", f"{_T}.legacy_import:app", "Import the data of a Queen 0.15.", "Server", remote=False),
     Entry("psql", "queen.cli.psql:app", "Open psql on the database of the server.", "Server", remote=False),
     Entry("ping", f"{_C}.health:ping_app", "Check that the server and its database answer.", "Health"),
-    Entry("status", f"{_C}.health:status_app", "Show what queues hold and how far they are consumed.", "Health"),
-    Entry("lag", f"{_C}.health:lag_app", "Show how far consumer groups are behind.", "Health"),
+    Entry("status", f"{_C}.health:status_app", "Show the message counts and the lag of queues.", "Health"),
+    Entry("lag", f"{_C}.health:lag_app", "Show the lag of consumer groups.", "Health"),
     Entry("top", f"{_T}.top:app", "Watch queues, groups, lag and rates live.", "Health"),
     Entry("doctor", f"{_T}.doctor:app", "Check a deployment, and say what to do about what is wrong.", "Health"),
-    Entry("bench", f"{_T}.bench:app", "Measure how fast messages go in and out.", "Health"),
+    Entry("bench", f"{_T}.bench:app", "Measure throughput and latency of pushes and pops.", "Health"),
     Entry("metrics", f"{_C}.system:metrics_app", "Print the server's metrics.", "Health"),
-    Entry("analytics", f"{_C}.system:analytics_app", "Show what was counted over time.", "Health", ("a", "an")),
+    Entry("analytics", f"{_C}.system:analytics_app", "Show metrics over time.", "Health", ("a", "an")),
     Entry(
         "push",
         f"{_C}.messaging:push_app",
@@ -73,9 +73,9 @@ ENTRIES: Final = (
     Entry("pop", f"{_C}.messaging:pop_app", "Take messages from a queue.", "Messages"),
     Entry("tail", f"{_C}.tail:app", "Print the messages of a queue as they come.", "Messages"),
     Entry("ack", f"{_C}.messaging:ack_app", "Acknowledge messages that were popped.", "Messages"),
-    Entry("tx", f"{_C}.messaging:tx_app", "Apply acknowledgments and pushes together, or none of them.", "Messages"),
+    Entry("tx", f"{_C}.messaging:tx_app", "Apply acknowledgments and pushes in one transaction.", "Messages"),
     Entry("lease", f"{_C}.messaging:lease_app", "Leases of messages that were popped.", "Messages"),
-    Entry("replay", f"{_C}.messaging:replay_app", "Have a group read a queue again from a time on.", "Messages"),
+    Entry("replay", f"{_C}.messaging:replay_app", "Make a group read a queue again from a point in time.", "Messages"),
     Entry("worker", "queen.cli.worker:app", "Run the tasks of an application.", "Messages", remote=False),
     Entry(
         "messages",
@@ -125,10 +125,10 @@ ENTRIES: Final = (
     Entry(
         "maintenance", f"{_C}.system:maintenance_app", "Maintenance modes of pushes and pops.", "Operations", ("maint",)
     ),
-    Entry("audit", "queen.cli.audit:app", "Show what administrators did.", "Operations"),
-    Entry("config", f"{_C}.config:app", "Contexts: which servers there are.", "Configuration"),
+    Entry("audit", "queen.cli.audit:app", "Show the audit log.", "Operations"),
+    Entry("config", f"{_C}.config:app", "Contexts: servers and their tokens.", "Configuration"),
     Entry("login", f"{_C}.config:login_app", "Log in to the server of a context.", "Configuration"),
-    Entry("logout", f"{_C}.config:logout_app", "Forget the token of a context.", "Configuration"),
+    Entry("logout", f"{_C}.config:logout_app", "Delete the token of a context.", "Configuration"),
     Entry(
         "completion",
         f"{_C}.config:completion_app",
@@ -136,7 +136,7 @@ ENTRIES: Final = (
         "Configuration",
         remote=False,
     ),
-    Entry("docs", f"{_C}.config:docs_app", "Print where the documentation is.", "Configuration", remote=False),
+    Entry("docs", f"{_C}.config:docs_app", "Print where the documentation is.", "Configuration"),
     Entry(
         "version", f"{_C}.health:version_app", "Print the version of the command and of the server.", "Configuration"
     ),
@@ -183,7 +183,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 
 
 def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:
-    """Run the command line, and return its exit code; `root` is a tree to use once more."""
+    """Run the command line, and return its exit code; `root` is a tree that was built before."""
     # What the client logs is raised as well, and one line is enough.
     logging.getLogger("queen.client").addHandler(logging.NullHandler())
     try:

@@ -11,7 +11,7 @@ from queen.cli.common.output import Column
 from queen.cli.common.session import Session
 from queen.cli.common.tree import command, group
 
-app = group("Show what administrators did.")
+app = group("Show the audit log.")
 
 _COLUMNS: Final = (
     Column("AT", "at"),
@@ -28,9 +28,9 @@ def audit(
     ctx: typer.Context,
     actor: Annotated[str, typer.Option(help="Only what this subject did.")] = "",
     action: Annotated[str, typer.Option(help="Only actions that begin with this.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many entries.")] = 50,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="Maximum number.")] = 50,
 ) -> None:
-    """Show what administrators did, the newest first."""
+    """Show the audit log, the newest entries first."""
     session = Session.of(ctx)
     asked = urlencode({"actor": actor, "action": action, "limit": limit})
     page = session.queen.request("GET", f"/api/v1/audit?{asked}")

@@ -19,7 +19,7 @@ from queen.embedded.account import account_for
 from queen.embedded.errors import EmbeddedPostgresError
 from queen.errors import QueenError
 
-app = group("Make a self-signed certificate to begin with.")
+app = group("Create a self-signed certificate.")
 
 
 @command(app, "cert", example="queen cert /etc/queen --name queen.example.com")
@@ -30,7 +30,7 @@ def cert(
     ] = None,
     days: Annotated[int, typer.Option(min=1, max=3650, help="How long it is valid.")] = 365,
 ) -> None:
-    """Make a self-signed certificate to begin with.
+    """Create a self-signed certificate.
 
     Clients have to be told to trust it: [bold]curl --cacert cert.pem https://localhost:6632/health[/bold]
     """
@@ -72,6 +72,9 @@ def self_signed(names: list[str], days: int) -> tuple[bytes, bytes]:
         .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([_alternative(name) for name in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        # Who trusts the one before it as well, under the same name, has to find the right one.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
     private = key.private_bytes(

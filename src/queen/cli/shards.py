@@ -37,7 +37,7 @@ _COLUMNS = (
 def list_shards(
     output: Annotated[str | None, typer.Option("-o", "--output", help=" | ".join(FORMATS))] = None,
 ) -> None:
-    """Show every shard, and how much lives on it."""
+    """List the shards, with what each of them holds."""
     out = Output(output)
     dsns = _dsns()
 
@@ -75,7 +75,7 @@ def add(
     database_url: Annotated[str, typer.Argument(help="The database of the new shard, as a URL.")],
     open_: Annotated[bool, typer.Option("--open", help="Create new queues and topics on it.")] = False,
 ) -> None:
-    """Make a database a shard: check it, migrate it, and give it its number.
+    """Add a database as a shard: check it, migrate it, and give it its number.
 
     Add its URL to DATABASE_URLS of every server, restart them, and then run this once more with --open. Nothing that
     exists is moved. The same brings a shard back that was drained.
@@ -89,16 +89,15 @@ def add(
         for dsn in dsns:
             await migrate(dsn, wait_seconds=1.0)
         await set_up_shards(dsns)
-        console = rich.console.Console()
         async with connect_fleet(dsns) as fleet:
             layout = await fleet.layout()
             if open_:
                 await change_layout(fleet, sorted({*layout, number}))
-                console.print(f"shard {number} ({describe_dsn(database_url)}) takes new queues and topics now")
+                print(f"shard {number} ({describe_dsn(database_url)}) takes new queues and topics now")
             elif number in layout:
-                console.print(f"shard {number} ({describe_dsn(database_url)}) takes new queues and topics")
+                print(f"shard {number} ({describe_dsn(database_url)}) takes new queues and topics")
             else:
-                console.print(
+                print(
                     f"{describe_dsn(database_url)} is shard {number}. Next: add it to DATABASE_URLS of every server"
                     " (at the end), restart them, and run this again with --open"
                 )
@@ -122,14 +121,14 @@ def move(
         async with connect_fleet(dsns) as fleet:
             what = await _find(fleet, name, topic)
             moved = await _move(fleet, [(what, to)])
-        rich.console.Console().print(f"{what} is on shard {to}" + ("" if moved else " already"))
+        print(f"{what} is on shard {to}" + ("" if moved else " already"))
 
     asyncio.run(run())
 
 
 @command(app, "drain", example="queen shards drain 2")
 def drain(number: Annotated[int, typer.Argument(help="The number of the shard to empty.")]) -> None:
-    """Move everything off a shard, which takes no new names from now on.
+    """Move everything off a shard; new queues and topics are created on the others.
 
     What a name's hash says decides where it goes. Run it again if it was interrupted.
     """
@@ -146,7 +145,7 @@ def drain(number: Annotated[int, typer.Argument(help="The number of the shard to
             for name, shard in (await namespace_homes(fleet, layout)).items():
                 if shard == number:
                     await move_namespace(fleet, name, number, home(name, layout))
-        rich.console.Console().print(f"shard {number} is empty: {len(names)} queues and topics have left it")
+        print(f"shard {number} is empty: {len(names)} queues and topics have left it")
 
     asyncio.run(run())
 
@@ -171,12 +170,14 @@ async def _find(fleet: Fleet, text: str, topic: bool) -> Name:
 async def _move(fleet: Fleet, moves: Sequence[tuple[Name, int]]) -> int:
     """Move one after the other, and show how far it is; returns how many were not there already."""
     moved = 0
+    console = rich.console.Console(stderr=True)
     with rich.progress.Progress(
-        rich.progress.TextColumn("{task.description}"),
+        rich.progress.TextColumn("{task.description}", markup=False),
         rich.progress.BarColumn(),
         rich.progress.MofNCompleteColumn(),
         rich.progress.TimeElapsedColumn(),
-        console=rich.console.Console(stderr=True),
+        console=console,
+        disable=not console.is_terminal,
     ) as bar:
         for name, to in moves:
             task = bar.add_task(f"{name}: looking", total=1)

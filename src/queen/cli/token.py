@@ -17,7 +17,7 @@ from queen.http.auth.tokens import TokenVerifier, read_claims
 from queen.proxy.settings import parse_duration
 from queen.settings import Settings, look_up
 
-app = group("Tokens: who a program is, and what it may do.")
+app = group("Tokens for programs: create and inspect them.")
 
 Names = Annotated[
     list[str] | None, typer.Option(show_default=False, help="A pattern such as 'orders.*'; may be repeated.")
@@ -67,7 +67,7 @@ def create(
 
 @command(app, "show", example="queen token show $TOKEN")
 def show(token: Annotated[str, typer.Argument(help="The token.", envvar="QUEEN_TOKEN")]) -> None:
-    """Print what a token says, and whether a server with these settings would accept it."""
+    """Print the claims of a token, and whether a server with these settings would accept it."""
     try:
         header, claims = read_claims(token.encode())
     except TokenRefused as refused:

@@ -3,23 +3,40 @@
 import asyncio
 import getpass
 import os
+import socket
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 import asyncpg
-import rich.console
-import rich.table
 import typer
 
 from queen.cli.common.databases import open_databases
+from queen.cli.common.output import FORMATS, Column, Output
 from queen.cli.common.tree import command, group
 from queen.errors import DatabaseUnavailable, QueenError
 from queen.proxy.passwords import hash_password
 from queen.proxy.settings import ProxySettings, parse_duration
 from queen.proxy.users import ROLES, UserStore, check_role, check_username
+from queen.wire.times import iso_seconds
 
 app = group("Users: people who log in, and their sessions.")
-create_app = group("Add a user, asking for everything.")
+create_app = group("Add a user interactively.")
+
+_SESSIONS = (
+    Column("BEGUN", "begun"),
+    Column("EXPIRES", "expires"),
+    Column("FROM", "from"),
+    Column("WHAT", "what"),
+)
+_COLUMNS = (
+    Column("USER", "username"),
+    Column("ROLE", "role"),
+    Column("EMAIL", "email"),
+    Column("PROVIDER", "provider"),
+    Column("SESSIONS", "sessions", right=True),
+    Column("STATE", "state"),
+)
 
 Username = Annotated[str, typer.Argument(help="The user.")]
 Password = Annotated[
@@ -54,7 +71,7 @@ def _add(
 ) -> None:
     async def work(users: UserStore) -> None:
         user = await users.create(username, hashed, role, email)
-        await users.audit(_actor(), "", "user add", username, {"role": role, "email": email})
+        await _note(users, "user add", username, after={"role": role, "email": email})
         print(f"added {username}, {role}")
         if token is not None:
             from queen.proxy.sessions import Sessions
@@ -67,7 +84,7 @@ def _add(
 
 @command(create_app, "create-user", example="queen create-user")
 def create_user() -> None:
-    """Add a user, asking for everything: name, password, role, and a token to begin with."""
+    """Add a user interactively: asks for name, password and role, and offers a first token."""
     settings = _settings(signing=True)
     username = typer.prompt("User name").strip()
     check_username(username)
@@ -84,30 +101,38 @@ def create_user() -> None:
     _add(settings, username, hashed, role, None, None if choice == "skip" else choice)
 
 
-@command(app, "list", example="queen user list")
-def list_users() -> None:
+@command(app, "list", example="queen user list\nqueen user list -o json")
+def list_users(
+    output: Annotated[str | None, typer.Option("-o", "--output", help=" | ".join(FORMATS))] = None,
+) -> None:
     """Show all users."""
+    out = Output(output)
 
     async def work(users: UserStore) -> None:
-        table = rich.table.Table("user", "role", "email", "provider", "sessions", "state")
-        for one in await users.all():
-            state = "disabled" if one["disabled"] else "locked" if one["locked_until"] else ""
-            table.add_row(
-                one["username"], one["role"], one["email"] or "", one["auth_provider"], str(one["sessions"]), state
-            )
-        rich.console.Console().print(table)
+        rows = [
+            {
+                "username": one["username"],
+                "role": one["role"],
+                "email": one["email"],
+                "provider": one["auth_provider"],
+                "sessions": one["sessions"],
+                "state": "disabled" if one["disabled"] else "locked" if one["locked_until"] else "active",
+            }
+            for one in await users.all()
+        ]
+        out.rows(rows, _COLUMNS)
 
     _run(_settings(), work)
 
 
 @command(app, "role", example="queen user role alice read-only")
 def set_role(username: Username, role: Annotated[str, typer.Argument(help="admin, read-write or read-only.")]) -> None:
-    """Give a user another role; sessions that are open have it within seconds."""
+    """Change the role of a user; open sessions get it within seconds."""
 
     async def work(users: UserStore) -> None:
         user = await users.named(username)
         await users.set_role(user, role)
-        await users.audit(_actor(), "", "user role", username, {"before": user.role, "role": role})
+        await _note(users, "user role", username, before={"role": user.role}, after={"role": role})
         print(f"{username}: {user.role} -> {role}")
 
     _run(_settings(), work)
@@ -122,7 +147,7 @@ def set_password(username: Username, password: Password = None) -> None:
         user = await users.named(username)
         await users.set_password(user, hashed)
         await users.revoke_sessions(user)
-        await users.audit(_actor(), "", "user password", username)
+        await _note(users, "user password", username)
         print(f"{username} has a new password; all sessions are ended")
 
     _run(_settings(), work)
@@ -132,14 +157,15 @@ def set_password(username: Username, password: Password = None) -> None:
 def disable(
     username: Username, enable: Annotated[bool, typer.Option("--enable", help="Enable the user again.")] = False
 ) -> None:
-    """Keep a user out, and end all its sessions."""
+    """Disable a user and end all its sessions."""
 
     async def work(users: UserStore) -> None:
         user = await users.named(username)
         await users.set_disabled(user, not enable)
         if not enable:
             await users.revoke_sessions(user)
-        await users.audit(_actor(), "", "user enable" if enable else "user disable", username)
+        action = "user enable" if enable else "user disable"
+        await _note(users, action, username, before={"disabled": user.disabled}, after={"disabled": not enable})
         print(f"{username} is {'enabled' if enable else 'disabled'}")
 
     _run(_settings(), work)
@@ -150,46 +176,60 @@ def delete(username: Username) -> None:
     """Delete a user with its sessions."""
 
     async def work(users: UserStore) -> None:
-        await users.delete(await users.named(username))
-        await users.audit(_actor(), "", "user delete", username)
+        user = await users.named(username)
+        await users.delete(user)
+        await _note(users, "user delete", username, before={"role": user.role, "email": user.email})
         print(f"deleted {username}")
 
     _run(_settings(), work)
 
 
-@command(app, "sessions", example="queen user sessions alice --revoke")
-def sessions(username: Username, revoke: Annotated[bool, typer.Option(help="End all of them.")] = False) -> None:
+@command(app, "sessions", example="queen user sessions alice\nqueen user sessions alice --revoke")
+def sessions(
+    username: Username,
+    revoke: Annotated[bool, typer.Option(help="End all of them.")] = False,
+    output: Annotated[str | None, typer.Option("-o", "--output", help=" | ".join(FORMATS))] = None,
+) -> None:
     """Show the sessions and tokens of a user, or end them."""
+    out = Output(output)
 
     async def work(users: UserStore) -> None:
         user = await users.named(username)
         if revoke:
             await users.revoke_sessions(user)
-            await users.audit(_actor(), "", "user revoke", username)
+            await _note(users, "user revoke", username)
             print(f"all sessions of {username} are ended")
             return
-        table = rich.table.Table("begun", "expires", "from", "what")
-        for one in await users.sessions_of(user):
-            table.add_row(
-                f"{one['created_at']:%Y-%m-%d %H:%M}",
-                f"{one['expires_at']:%Y-%m-%d %H:%M}" if one["expires_at"] else "never",
-                one["address"] or "",
-                one["description"] or "",
-            )
-        rich.console.Console().print(table)
+        rows = [
+            {
+                "begun": iso_seconds(one["created_at"]),
+                "expires": iso_seconds(one["expires_at"]) if one["expires_at"] else "never",
+                "from": one["address"],
+                "what": one["description"],
+            }
+            for one in await users.sessions_of(user)
+        ]
+        out.rows(rows, _SESSIONS)
 
     _run(_settings(), work)
 
 
 def _ask() -> str:
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline().rstrip("\n")
+        if not line:
+            raise QueenError("there is no password: write it to stdin, or pass --password")
+        return line
     first = getpass.getpass("Password: ")
     if first != getpass.getpass("Again: "):
         raise QueenError("the passwords differ")
     return first
 
 
-def _actor() -> str:
-    return f"cli:{os.environ.get('USER') or os.geteuid()}"
+async def _note(users: UserStore, action: str, username: str, *, before: object = None, after: object = None) -> None:
+    """Write into the audit log what was done here, on which machine, and by which of its users."""
+    actor = f"cli:{os.environ.get('USER') or os.geteuid()}"
+    await users.audit(actor, socket.gethostname(), action, username, after, before=before)
 
 
 def _settings(*, signing: bool = False) -> ProxySettings:

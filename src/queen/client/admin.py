@@ -26,7 +26,7 @@ class DlqOptions:
             self._parameters["partition"] = partition
 
     def limit(self, count: int) -> Self:
-        """At most so many."""
+        """At most `count`."""
         self._parameters["limit"] = max(1, count)
         return self
 
@@ -171,9 +171,9 @@ class AdminCalls(Generic[Answer]):
         """Queue a dead letter again."""
         return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "retry"), {})
 
-    def move_message_to_dlq(self, partition_id: str, transaction_id: str) -> Answer:
-        """Make a message a dead letter."""
-        return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "dlq"), {})
+    def move_message_to_dlq(self, partition_id: str, transaction_id: str, **about: Any) -> Answer:
+        """Make a message a dead letter, of a `consumerGroup` and with an `error`."""
+        return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "dlq"), about)
 
     def list_dead_letters(self, **params: Any) -> Answer:
         """Dead letters by `queue`, `consumerGroup`, `partition`, `from` and `to`; the latest failure first."""
@@ -410,7 +410,7 @@ class AdminCalls(Generic[Answer]):
         return self._send("POST", "/api/v1/system/maintenance/pop", {"enabled": enabled})
 
     def get_system_metrics(self, **params: Any) -> Answer:
-        """CPU, memory and the like of the servers over time."""
+        """CPU, memory and connections of the servers over time."""
         return self._get("/api/v1/analytics/system-metrics", params)
 
     def get_worker_metrics(self, **params: Any) -> Answer:

@@ -14,6 +14,7 @@ QueenError
 │   ├── PushError             the server rejected some of the items: `.items`
 │   └── TransactionError      the transaction was rejected and not applied; `.results` of the operations tried
 │       └── PreconditionError a change of a key did not apply: `.reason`, `.value` and `.version` of the key
+├── DeadLetterError           raised by a handler: the message is a dead letter, and not retried
 ├── UnsentError               buffered messages could not be sent: `.messages`
 ├── LockLostError             a lock is not held, or not any more
 └── ClientClosedError         the client was used after `close()`
@@ -35,6 +36,7 @@ __all__ = [
     "BadRequestError",
     "ClientClosedError",
     "ConflictError",
+    "DeadLetterError",
     "LeaseLostError",
     "LockLostError",
     "NotFoundError",
@@ -52,7 +54,9 @@ __all__ = [
 
 
 class RequestError(QueenError):
-    """A request failed."""
+    """A request failed. `detail` is what the server said besides the message: which limit a token exceeds."""
+
+    detail: str = ""
 
     def __init__(self, what: str, method: str = "", url: str = "", status: int | None = None) -> None:
         super().__init__(what)
@@ -111,6 +115,21 @@ class ServerError(RequestError):
 
 TRANSIENT = (QueenConnectionError, OverloadedError, ServerError)
 """Errors that are worth a retry."""
+
+_LONGEST_TEXT = 10_000
+
+
+class DeadLetterError(QueenError):
+    """To be raised by a handler: its message becomes a dead letter with this text, and is not retried."""
+
+
+def text_of_error(error: BaseException) -> str:
+    """What is sent to the server of an error that a handler has raised: as much as it takes, and only valid text."""
+    try:
+        text = str(error) if isinstance(error, DeadLetterError) else f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return text[:_LONGEST_TEXT].encode(errors="backslashreplace").decode()
 
 
 class PushError(RequestError):
@@ -177,6 +196,7 @@ class ClientClosedError(QueenError):
 
 class _ErrorBody(msgspec.Struct):
     error: Any = None
+    detail: Any = None
 
 
 _BY_STATUS: dict[int, type[RequestError]] = {
@@ -189,20 +209,26 @@ _BY_STATUS: dict[int, type[RequestError]] = {
 
 def error_of_status(status: int, reason: str, body: bytes, retry_after: str, method: str, url: str) -> RequestError:
     """The exception for a response of status 300 and above."""
-    what = _text_of(body) or f"HTTP {status}: {reason}"
+    said, detail = _texts_of(body)
+    what = said or f"HTTP {status}: {reason}"
     if status in (429, 503):
         return OverloadedError(what, method, url, status, _seconds(retry_after))
     kind = _BY_STATUS.get(status) or (ServerError if status >= 500 else BadRequestError)
-    return kind(what, method, url, status)
+    error = kind(what, method, url, status)
+    if detail:
+        error.detail = detail
+        error.add_note(detail)
+    return error
 
 
-def _text_of(body: bytes) -> str:
-    """The `error` field of a JSON response, or an empty text."""
+def _texts_of(body: bytes) -> tuple[str, str]:
+    """The fields `error` and `detail` of a JSON response; empty where there are none."""
     try:
-        error = msgspec.json.decode(body, type=_ErrorBody).error
+        found = msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
-    return error if isinstance(error, str) else ""
+        return "", ""
+    error, detail = (text if isinstance(text, str) else "" for text in (found.error, found.detail))
+    return error, detail
 
 
 def _seconds(text: str) -> float | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
+import sys
+import threading
 import time
 import uuid
 from bisect import bisect_left
@@ -26,6 +29,7 @@ from queen.client.errors import (
     ServerError,
     error_of_status,
 )
+from queen.errors import QueenError
 
 _FNV_OFFSET = 2_166_136_261
 _FNV_PRIME = 16_777_619
@@ -112,6 +116,9 @@ _READ_BUFFER_BYTES = 256 * 1024
 T = TypeVar("T")
 
 _decode = msgspec.json.Decoder().decode
+# What a server takes, and room for it on a stack.
+_DEEPEST = 20_000
+_DEEP_STACK_BYTES = 64 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -264,14 +271,43 @@ def decode_json(body: bytes) -> Any:
     if not body:
         return None
     try:
-        return _decode(body)
+        return decode_nested(_decode, body)
     except msgspec.DecodeError:
         return body.decode(errors="replace")
+
+
+def decode_nested(decode: Callable[[Any], T], body: bytes | str) -> T:
+    """Decode also what is nested deeper than Python's own code ever is: servers store it, and consumers get it.
+
+    Raises `QueenError` for what is too deep for this version of Python.
+    """
+    try:
+        return decode(body)
+    except RecursionError:
+        pass
+    decoded: list[T] = []
+
+    def work() -> None:
+        with contextlib.suppress(RecursionError):
+            decoded.append(decode(body))
+
+    limit, stack = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
+    sys.setrecursionlimit(max(limit, _DEEPEST))
+    try:
+        thread = threading.Thread(target=work, name="queen-decode")
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(stack)
+        sys.setrecursionlimit(limit)
+    if not decoded:
+        raise QueenError("a message is nested too deeply to be decoded")
+    return decoded[0]
 
 
 def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a response of a known type; proxies may respond with something else."""
     try:
-        return decoder.decode(body)
+        return decode_nested(decoder.decode, body)
     except msgspec.DecodeError as error:
         raise ServerError(f"unexpected response, not from a Queen server: {error}: {body[:200]!r}") from error

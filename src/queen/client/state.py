@@ -16,7 +16,7 @@ from queen.client.errors import LockLostError, QueenError
 from queen.client.http import HttpClient
 
 _RENEWALS = 3
-"""A lock is renewed so many times within its time to live."""
+"""Renewals of a lock within its time to live."""
 _WAIT_SLACK_MILLIS = 5000
 """A request outlives the time that the server waits by this."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -58,7 +59,7 @@ class QueenSync:
 
     def topic(self, namespace: str, *names: str) -> TopicSync:
         """A builder for a topic; with several names, or none for all topics of the namespace, for consuming."""
-        return TopicSync(self._background, self._queen, namespace, names)
+        return TopicSync(self._background, partial(self._queen.topic, namespace, *names))
 
     def topics(self, namespace: str) -> list[str]:
         """The names of the topics of a namespace that have ready or leased items."""

@@ -50,7 +50,7 @@ class Account:
             os.chown(path, self.uid, self.gid, follow_symlinks=False)
 
     def own(self, directory: Path) -> None:
-        """Make this account the owner of what root has in a directory, and of the directory."""
+        """Make this account the owner of a directory, and of what root owns in it."""
         if not self.switched:
             return
         for parent, directories, files in os.walk(directory):

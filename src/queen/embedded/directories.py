@@ -1,6 +1,5 @@
 """Lock of a data directory, released by the kernel when its process dies; and the socket directory."""
 
-import fcntl
 import hashlib
 import os
 import stat
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from queen.embedded.account import Account
 from queen.embedded.errors import EmbeddedPostgresError
+from queen.files import try_lock
 
 
 class DirectoryLock:
@@ -23,15 +23,13 @@ class DirectoryLock:
         if self._descriptor is not None:
             return
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(descriptor):
             holder = os.read(descriptor, 20).decode(errors="replace").strip()
             os.close(descriptor)
             raise EmbeddedPostgresError(
                 f"{self._path.parent} is in use by another Queen (process {holder}): stop that one, "
                 "or choose another directory with --data-dir or QUEEN_DATA_DIR"
-            ) from None
+            )
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         self._descriptor = descriptor

@@ -24,6 +24,7 @@ from queen.embedded.configuration import (
 from queen.embedded.directories import DirectoryLock, choose_socket_dir, socket_path
 from queen.embedded.errors import EmbeddedPostgresError, failure
 from queen.embedded.postmaster import SUPERUSER, Postmaster, cluster_processes, find_postmaster, kill_processes
+from queen.files import sync
 
 _log = logging.getLogger(__name__)
 
@@ -195,7 +196,7 @@ class EmbeddedPostgres:
             raise failure("initdb failed", done.stdout, self.data_dir)
         include_configuration(fresh)
         fresh.rename(self._cluster)
-        _sync_directory(self.data_dir)
+        sync(self.data_dir)
 
     def _check_version(self) -> None:
         found = (self._cluster / "PG_VERSION").read_text().strip()
@@ -318,11 +319,3 @@ def _shut_down(server: Postmaster, cluster: Path) -> None:
         server.signal(signal.SIGKILL)
         server.wait(_IMMEDIATE_SHUTDOWN_SECONDS)
         kill_processes(list(cluster_processes(cluster)))
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -60,6 +60,11 @@ class AppendBatch:
         self.outcomes = outcomes
 
     @property
+    def stored_before(self) -> int:
+        """Messages that an attempt of unknown outcome had stored: nothing was notified of them."""
+        return self.outcomes.count(ItemOutcome.STORED_BEFORE) if self.outcomes is not None else 0
+
+    @property
     def refusal(self) -> str:
         """Why items did not fit."""
         limit = self.queue.max_size
@@ -222,7 +227,7 @@ class BatchAssembler:
         batch.originals = {}
         seen: set[str] = set()
         stored = 0
-        new = _New(self._preparer, batch.queue)
+        new = _NewItems(self._preparer, batch.queue)
         for slice_ in batch.slices:
             new.begin(slice_)
             columns = zip(slice_.items, slice_.lengths, slice_.hashes, slice_.transactions, strict=True)
@@ -245,7 +250,7 @@ class BatchAssembler:
         batch.fill(new.finish(), outcomes)
 
 
-class _New:
+class _NewItems:
     """The items of a batch that are stored, while they are being chosen.
 
     Ids that were given before stay with their items: a gap among those begins another segment.

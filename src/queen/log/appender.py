@@ -33,14 +33,17 @@ class Appender:
         *,
         announce: Callable[[Spans, list[int]], Callable[[], None]],
         on_stored: Callable[[Spans], None],
+        on_recognised: Callable[[Sequence[tuple[Partition, int]]], None] = lambda counts: None,
     ) -> None:
         """`announce` gets what will be stored, with the hashes of all ids in order, and returns what notifies the other
-        workers once it is; `on_stored` is called for this one."""
+        workers once it is; `on_stored` is called for this one. `on_recognised`: how many messages of each partition an
+        attempt of unknown outcome had stored."""
         self._assembler = assembler
         self._dedup = dedup
         self._cache = cache
         self._announce = announce
         self._on_stored = on_stored
+        self._on_recognised = on_recognised
         self._shared_until: dict[int, float] = {}
 
     def check_ahead(self, slice_: PushSlice) -> None:
@@ -92,9 +95,11 @@ class Appender:
 
     async def load_windows(self, fetcher: Fetcher, batches: Sequence[AppendBatch]) -> None:
         """Load the ids of partitions that this worker has not pushed to before."""
+        now = time.time()
         for batch in batches:
-            if batch.waited and batch.partition.known_since > time.time() - self._assembler.window(batch):
-                # Its ids were loaded after these messages were accepted: what they may duplicate goes further back.
+            since = batch.partition.known_since
+            if since and since > now - self._assembler.window(batch):
+                # The window has grown, or these messages were accepted before its ids were loaded.
                 batch.partition.known_to = None
         unknown = [batch.partition for batch in batches if batch.partition.known_to is None]
         if unknown:
@@ -125,13 +130,15 @@ class Appender:
         self._announce_stored(_Announcement(batches, self._announce), times)()
 
     def _announce_stored(self, announcement: _Announcement, times: Sequence[datetime]) -> Callable[[], None]:
-        """Notify the other workers of what was stored; returns what updates this one."""
+        """Notify the other workers; returns the function that updates this one."""
         announcement.prepare()
         announcement.send()
-        return partial(self._take_note, announcement, times)
+        return partial(self._learn, announcement, times)
 
-    def _take_note(self, announcement: _Announcement, times: Sequence[datetime]) -> None:
+    def _learn(self, announcement: _Announcement, times: Sequence[datetime]) -> None:
         """Learn the ids, cache the segments, and wake waiting pops."""
+        if announcement.recognised:
+            self._on_recognised(announcement.recognised)
         if not announcement.stored:
             return
         self._dedup.learn(announcement.hashes, announcement.spans)
@@ -170,7 +177,7 @@ class Appender:
 class _Announcement:
     """What the other workers are notified of when batches are stored."""
 
-    __slots__ = ("_announce", "_batches", "hashes", "send", "spans", "stored")
+    __slots__ = ("_announce", "_batches", "hashes", "recognised", "send", "spans", "stored")
 
     def __init__(
         self, batches: Sequence[AppendBatch], announce: Callable[[Spans, list[int]], Callable[[], None]]
@@ -183,6 +190,7 @@ class _Announcement:
         if self._batches is None:
             return
         self.stored = [batch for batch in self._batches if batch.chunks]
+        self.recognised = [(batch.partition, batch.stored_before) for batch in self._batches if batch.stored_before]
         self.hashes = [value for batch in self.stored for chunk in batch.chunks for value in chunk.hashes]
         self.spans = [(batch.partition, batch.base, batch.count) for batch in self.stored]
         self.send = self._announce(self.spans, self.hashes)

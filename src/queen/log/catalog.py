@@ -71,12 +71,12 @@ class Partition:
 
     __slots__ = ("id", "known_since", "known_to", "name", "queue_id", "queue_name", "started_empty_at", "uuid")
 
-    def __init__(self, shard: int, id: int, queue_id: int, queue_name: str, name: str) -> None:
+    def __init__(self, id: int, queue_id: int, queue_name: str, name: str) -> None:
         self.id = id
         self.queue_id = queue_id
         self.queue_name = queue_name
         self.name = name
-        self.uuid = partition_uuid(shard, id)
+        self.uuid = partition_uuid(id)
         self.known_to: int | None = None
         self.known_since = 0.0
         self.started_empty_at: float | None = None
@@ -88,20 +88,19 @@ class Catalog:
     def __init__(
         self,
         database: Database,
-        shard: int = 0,
         on_created: Callable[[Sequence[str]], None] = lambda names: None,
         on_partitions: Callable[[str, int], None] = lambda queue, count: None,
     ) -> None:
         self._database = database
         self._on_created = on_created
         self._on_partitions = on_partitions
-        self.shard = shard
         self._queues: dict[str, Queue] = {}
         self._queues_by_id: dict[int, Queue] = {}
         self._partitions: dict[tuple[int, str], Partition] = {}
         self._partitions_by_id: dict[int, Partition] = {}
         self._groups: dict[str, int] = {}
         self._changes = 0
+        self._group_changes = 0
         self.hits = 0
         self.misses = 0
 
@@ -195,14 +194,18 @@ class Catalog:
         """A group, made if it is new."""
         known = await self.existing_group(name)
         if known is None:
+            changes = self._group_changes
             (row,) = await self._database.fetch("create_group", name)
-            known = self._groups[name] = row["id"]
+            known = self._remember_group(name, row["id"], changes)
         return known
 
     async def existing_group(self, name: str) -> int | None:
-        if name not in self._groups:
-            await self._load_group(name)
-        return self._groups.get(name)
+        known = self._groups.get(name)
+        if known is None:
+            changes = self._group_changes
+            for row in await self._database.fetch("groups_by_names", [name]):
+                known = self._remember_group(name, row["id"], changes)
+        return known
 
     async def group_on(self, name: str, partition_ids: Collection[int]) -> int:
         """A group, made if it is new and one of the partitions exists; else 0, which none has."""
@@ -242,6 +245,7 @@ class Catalog:
 
     def forget_everything(self) -> None:
         self._changes += 1
+        self._group_changes += 1
         self._queues.clear()
         self._queues_by_id.clear()
         self._partitions.clear()
@@ -280,6 +284,7 @@ class Catalog:
             self.forget_partition(partition)
 
     def forget_group(self, name: str) -> None:
+        self._group_changes += 1
         self._groups.pop(name, None)
 
     async def _load_queues(self, names: list[str]) -> None:
@@ -303,11 +308,13 @@ class Catalog:
         for row in rows:
             self._remember_partition(row["id"], row["queue_id"], queues[row["queue_id"]].name, row["name"])
 
-    async def _load_group(self, name: str) -> None:
-        if len(self._groups) >= _MOST_GROUPS:
-            self._groups.clear()
-        for row in await self._database.fetch("groups_by_names", [name]):
-            self._groups[row["name"]] = row["id"]
+    def _remember_group(self, name: str, id: int, changes: int) -> int:
+        # Read while a change was notified of, it may have been deleted since, and have another id by now.
+        if changes == self._group_changes:
+            if len(self._groups) >= _MOST_GROUPS:
+                self._groups.clear()
+            self._groups[name] = id
+        return id
 
     def _remember_partition(self, id: int, queue_id: int, queue_name: str, name: str) -> Partition:
         known = self._partitions_by_id.get(id)
@@ -315,7 +322,7 @@ class Catalog:
             return known
         if len(self._partitions_by_id) >= _MOST_PARTITIONS:
             self.forget_partition(next(iter(self._partitions_by_id.values())))
-        partition = Partition(self.shard, id, queue_id, queue_name, name)
+        partition = Partition(id, queue_id, queue_name, name)
         self._partitions[queue_id, name] = partition
         self._partitions_by_id[id] = partition
         return partition

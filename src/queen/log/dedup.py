@@ -64,7 +64,7 @@ class Dedup:
             await self._load_windows(fetcher, group, [float(window[partition.queue_id]) for partition in group])
 
     async def _load_windows(self, fetcher: Fetcher, unknown: Sequence[Partition], windows: Sequence[float]) -> None:
-        """Most partitions hold little inside the window, all of which one statement brings; the others are read on."""
+        """One statement reads the whole window of most partitions, and the first page of the others."""
         rows = await fetcher.fetch("partition_histories", [each.id for each in unknown], windows, _FIRST_PAGE)
         ends: dict[int, int] = {}
         pages: dict[int, list[Record]] = {}
@@ -173,7 +173,7 @@ class Dedup:
         ) + _CLOCK_SKEW
 
     async def _offset_after(self, fetcher: Fetcher, partition: Partition, until: float) -> int:
-        """Where to start looking backwards for what was stored up to a time."""
+        """The offset from which to search backwards for messages stored up to a time."""
         if partition.known_to is None or until > time.time():
             return 1 << 62
         at = TimeSearch(partition.id, 0, partition.known_to, datetime.fromtimestamp(until, UTC))
@@ -182,7 +182,7 @@ class Dedup:
     async def _confirm(
         self, fetcher: Fetcher, partition: Partition, row: Record, wanted: dict[int, str], found: dict[str, Earlier]
     ) -> None:
-        """Equal hashes are not yet equal ids: compare the text of those at the indexes in question."""
+        """Equal hashes are not yet equal ids: compare the texts at these indexes."""
         base, packed = row["base_offset"], row["ids"][:16]
         rows = await fetcher.fetch("segment_at", partition.id, base)
         if not rows or rows[0]["base_offset"] != base:
@@ -220,7 +220,7 @@ class Dedup:
 
 
 def _hits(rows: Sequence[Record], targets: Hashes) -> Iterator[tuple[Record, list[tuple[int, int]]]]:
-    """The rows that hold any of the targets, each with (index, hash) of those it holds."""
+    """The rows that hold any of the targets, each with the (index, hash) pairs found in it."""
     if not rows:
         return
     columns = [_hashes(row["ids"]) for row in rows]

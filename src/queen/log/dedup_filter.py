@@ -88,13 +88,13 @@ _AT_ONCE = 4096
 """So many that more would not be cheaper: their probes take some hundred kB."""
 _SMALL_BATCH = 256
 _GATHERED = 1024
-"""Small batches are gathered until they are so many: to set their bits one batch at a time costs ten times as much."""
+"""Small batches are gathered up to this number of hashes: setting their bits batch by batch costs ten times as much."""
 _MOST_CHECKED_AHEAD = 10_000
 _COMPLAIN_SECONDS = 3600.0
 
 
 def unpack_hashes(packed: bytes) -> Hashes | list[int]:
-    """Hashes of 8 bytes each, in the form in which so many are added fastest."""
+    """Hashes of 8 bytes each: a list of a few, a vector of many, whichever is added faster."""
     if len(packed) <= 8 * _SMALL_BATCH:
         return array("Q", packed).tolist()
     return np.frombuffer(packed, dtype=np.uint64)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from queen.errors import BadRequest, QuotaExceeded, RedisUnavailable
+from queen.errors import BadRequest, DatabaseUnavailable, QueenError, QuotaExceeded, RedisUnavailable
 from queen.redis.interfaces import Counters
 from queen.storage.database import Database
 from queen.wire.topics.requests import EnqueueItem
@@ -50,8 +49,8 @@ class Quotas:
 
         `shared` counts for all workers and hosts; without it, and while it is unavailable, PostgreSQL does.
         """
-        self.counted_elsewhere = False
-        """With several shards each namespace is counted once, by `count` of the shard that keeps its quota."""
+        self.find_home: Callable[[str], Awaitable[Quotas]] | None = None
+        """With several shards: finds the quotas of the shard that keeps that of a namespace, and counts its items."""
         self._shared = shared
         self._database = database
         self._configured = dict(configured)
@@ -61,44 +60,45 @@ class Quotas:
         self._shares: dict[str, _Share] = {}
         self._asking: dict[str, asyncio.Lock] = {}
         self._loaded = False
+        self._changes = 0
 
     async def admit(self, items: Sequence[EnqueueItem]) -> None:
         """Count items that this shard is about to store. Raises `QuotaExceeded`."""
-        if not self.counted_elsewhere:
+        if self.find_home is None:
             await self.count(items)
 
     async def count(self, items: Sequence[EnqueueItem]) -> None:
         """Count items. Raises `QuotaExceeded` when a namespace is over its quota; then none of them counts."""
         if not self._loaded:
             await self.refresh()
-        if not self._configured and not self._stored:
+        if not self._configured and not self._stored and self.find_home is None:
             return
-        wanted = Counter(item.namespace for item in items)
-        admitted: list[tuple[str, int]] = []
+        admitted: list[EnqueueItem] = []
         try:
-            for namespace, count in wanted.items():
-                limit = self.limit(namespace)
+            for namespace, some in _by_namespace(items).items():
+                limit = await self.limit(namespace)
                 if limit is not None:
-                    await self._take(namespace, count, limit)
-                    admitted.append((namespace, count))
-        except (QuotaExceeded, BadRequest):
-            for namespace, count in admitted:
-                self._shares[namespace].left += count
+                    await self._take(namespace, len(some), limit)
+                    admitted += some
+        except QueenError:
+            self.give_back(admitted)
             raise
 
-    def limit(self, namespace: str) -> int | None:
+    def give_back(self, items: Sequence[EnqueueItem]) -> None:
+        """Items were counted, and nothing of their request is stored: this worker may admit as many in their place."""
+        for namespace, some in _by_namespace(items).items():
+            share = self._shares.get(namespace)
+            if share is not None:
+                share.left += len(some)
+
+    async def limit(self, namespace: str) -> int | None:
         """Items per minute; None: unlimited."""
-        for name in (namespace, DEFAULT):
-            for quotas in (self._stored, self._configured):
-                if name in quotas:
-                    return quotas[name]
-        return None
+        own = await self._own_limit(namespace)
+        return own if own is not None else await self._own_limit(DEFAULT)
 
     async def used(self, namespace: str, stored: int) -> int | None:
         """Items counted in the last minute; None: unlimited. `stored` is what PostgreSQL says of that."""
-        if not self._loaded:
-            await self.refresh()
-        limit = self.limit(namespace)
+        limit = await self.limit(namespace)
         if limit is None or self._shared is None:
             return None if limit is None else stored
         try:
@@ -114,17 +114,31 @@ class Quotas:
 
     async def refresh(self) -> None:
         """Read the quotas again."""
+        changes = self._changes
         rows = await self._database.fetch("topic_quotas")
         self._stored = {row["name"]: row["quota_per_minute"] for row in rows}
-        self._loaded = True
+        # A change that was notified meanwhile may not have been read.
+        self._loaded = changes == self._changes
 
     def forget(self) -> None:
         """The quotas were changed: they are read again when next needed."""
+        self._changes += 1
         self._loaded = False
 
     def all(self) -> dict[str, int]:
         """Every namespace with a quota of its own, stored or configured."""
         return dict(sorted((self._configured | self._stored).items()))
+
+    async def _own_limit(self, namespace: str) -> int | None:
+        home = self
+        try:
+            if self.find_home is not None:
+                home = await self.find_home(namespace)
+            if not home._loaded:
+                await home.refresh()
+        except DatabaseUnavailable as error:
+            log.debug("namespace %s: its quota is as last known: %s", namespace, error)
+        return home._stored.get(namespace, home._configured.get(namespace))
 
     async def _take(self, namespace: str, count: int, limit: int) -> None:
         if count > limit > 0:
@@ -185,3 +199,10 @@ class Quotas:
             (row,) = await self._database.fetch("topic_namespaces_by_names", [namespace])
             id = self._ids[namespace] = row["id"]
         return id
+
+
+def _by_namespace(items: Sequence[EnqueueItem]) -> dict[str, list[EnqueueItem]]:
+    found: dict[str, list[EnqueueItem]] = {}
+    for item in items:
+        found.setdefault(item.namespace, []).append(item)
+    return found

@@ -72,7 +72,7 @@ class NewIds:
         self._key = key
 
     async def check(self, staged: Sequence[StagedRows], windows: Sequence[float]) -> list[StagedRows]:
-        """Those of which no id is stored, nor occurs twice."""
+        """Leave out the messages whose id is stored already or occurs twice."""
         await self._catch_up(staged, windows)
         new = []
         for one, window in zip(staged, windows, strict=True):
@@ -103,7 +103,7 @@ class NewIds:
         if not behind:
             return
         if any(one.partition.known_to is None for one in behind):
-            raise Overtaken("what is known of a partition was declared void while it was published to")
+            raise Overtaken("the remembered ids of a partition were dropped while it was published to")
         rows = await self._fetcher.fetch(
             "segment_ids_from", [one.partition.id for one in behind], [one.partition.known_to for one in behind]
         )

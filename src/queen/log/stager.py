@@ -84,7 +84,7 @@ class Stager:
             await self._store()
 
     async def add_topic_items(self, array: bytes, count: int) -> None:
-        """Stage items of topics: a JSON array of them, each of which is known to be good."""
+        """Stage items of topics: a JSON array of items that are validated already."""
         self._add_row(TOPIC_ITEMS, ("", ""), count, False, b"", self._stages.envelope.seal(array))
         if self._row_bytes >= _MOST_PACKED:
             await self._store()

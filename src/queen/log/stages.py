@@ -38,7 +38,7 @@ from queen.wire.push import PushItem
 from queen.wire.segment import Segment
 from queen.wire.topics.requests import EnqueueItem, decode_enqueue_items
 
-Fed: TypeAlias = tuple[Partition, int]
+Appended: TypeAlias = tuple[Partition, int]
 """A partition, and how many messages it got."""
 
 TOPIC_ITEMS = 0
@@ -98,12 +98,12 @@ class Stages:
         envelope: Envelope,
         ids: IdSource,
         topics: TopicEnqueuer,
-        on_published: Callable[[Sequence[Fed]], None],
+        on_published: Callable[[Sequence[Appended]], None],
         *,
         dedup_window: float,
-        seen: DedupFilter,
+        dedup_filter: DedupFilter,
     ) -> None:
-        """`on_published` is called with what partitions got, once that is committed; `seen` is used by no other."""
+        """`on_published` is called with what partitions got, once that is committed; `dedup_filter` is of its own."""
         self._database = database
         self.envelope = envelope
         self.ids = ids
@@ -111,7 +111,7 @@ class Stages:
         self._on_published = on_published
         self.catalog = Catalog(database)
         self.preparer = SlicePreparer(envelope, ids)
-        self._dedup = dedup = Dedup(envelope, seen)
+        self._dedup = dedup = Dedup(envelope, dedup_filter)
         self._assembler = BatchAssembler(dedup, self.preparer, dedup_window=dedup_window)
         self._appender = Appender(
             self._assembler,
@@ -174,7 +174,7 @@ class Stages:
             for partition in publishing.checked:
                 partition.known_to = None
             raise
-        self._on_published(publishing.fed)
+        self._on_published(publishing.appended)
         for stored in publishing.topics:
             self._topics.settle(stored)
         return publishing.result
@@ -320,14 +320,14 @@ class _Publishing:
         self.duplicates = 0
         self._removed = False
         self.checked: set[Partition] = set()
-        self.fed: list[Fed] = []
+        self.appended: list[Appended] = []
         self.topics: list[Stored] = []
 
     def add(self, partition: Partition, messages: int, duplicates: int = 0) -> None:
         self.messages += messages
         self.duplicates += duplicates
         if messages:
-            self.fed.append((partition, messages))
+            self.appended.append((partition, messages))
 
     def note_topics(self, stored: Stored, sent: int) -> None:
         count = stored.items.total()
@@ -349,10 +349,10 @@ class _Publishing:
         """Inside the transaction: record the result, remove what was staged, notify the servers."""
         await transaction.fetch("stage_note", self.key[0], self.messages, self.duplicates)
         await self.remove_staged(transaction)
-        partitions = {partition.id: partition.queue_id for partition, _ in self.fed}
+        partitions = {partition.id: partition.queue_id for partition, _ in self.appended}
         if partitions:
             await transaction.fetch("stage_notify_partitions", list(partitions.values()), list(partitions))
-        topics: set[TopicKey] = {key for stored in self.topics for key in stored.fed}
+        topics: set[TopicKey] = {key for stored in self.topics for key in stored.due}
         if topics:
             await transaction.fetch("stage_notify_topics", ["\n".join(key) for key in sorted(topics)])
 

@@ -77,7 +77,7 @@ class Entry:
 class Stored:
     """What an enqueue stored, to be announced once it is committed."""
 
-    fed: dict[TopicKey, float] = field(default_factory=dict)
+    due: dict[TopicKey, float] = field(default_factory=dict)
     items: Counter[TopicKey] = field(default_factory=Counter)
 
     def note(self, entry: Entry, topic: Topic, at: datetime) -> None:
@@ -86,9 +86,9 @@ class Stored:
         wait = item.delay or 0.0
         if item.deliver_after is not None:
             wait = max(0.0, (item.deliver_after - at).total_seconds())
-        known = self.fed.get(topic.key)
+        known = self.due.get(topic.key)
         if known is None or wait < known:
-            self.fed[topic.key] = wait
+            self.due[topic.key] = wait
 
 
 class TopicStore:
@@ -117,7 +117,7 @@ class TopicStore:
     async def _store_once(
         self, fetcher: Fetcher, entries: list[Entry], topics: dict[TopicKey, Topic], stored: Stored
     ) -> list[Entry]:
-        """Returns what was not stored because its topic, or the owner of its key, has just been removed."""
+        """Returns the entries not stored because their topic, or the owner of their key, has just been removed."""
         own_topics = [topics.get((entry.item.namespace, entry.item.topic)) for entry in entries]
         placed = [(entry, topic) for entry, topic in zip(entries, own_topics, strict=True) if topic is not None]
         topicless = (

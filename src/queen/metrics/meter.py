@@ -35,7 +35,7 @@ class Meter:
         self.notification_errors: dict[str, int] = {}
         """Notifications that could not be handled, by the kind of their event."""
         self.done: dict[str, int] = {}
-        """What was done beside messages, by what it was, of what kind, and what came of it, in a line each."""
+        """Other work than messages, counted by its name and the values of its labels, one per line."""
         self.sources: list[Callable[[], Mapping[str, int]]] = []
         """Where others count such things since the worker began, by the same labels."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)
@@ -59,14 +59,14 @@ class Meter:
         return tally
 
     def topic_items(self, done: str, namespace: str, topic: str, items: int) -> None:
-        """Something was done with so many items of a topic. Beyond a number of topics, all others share one."""
+        """Count `items` of a topic with which something was `done`. Beyond a number of topics, all others share one."""
         label = topic_label(done, namespace, topic)
         if label not in self.topics and len(self.topics) >= _MOST_QUEUES:
             label = topic_label(done, "", "")
         self.topics[label] = self.topics.get(label, 0) + items
 
     def topic_request(self, asked: str, topics: Iterable[tuple[str, str]], seconds: float) -> None:
-        """A request about topics was answered after so long; it counts for each of them."""
+        """A request about topics was answered after `seconds`; it counts for each of them."""
         for namespace, topic in topics:
             label = topic_label(asked, namespace, topic)
             took = self.topic_requests.get(label)
@@ -116,7 +116,7 @@ class Meter:
             own.auto_acked += messages
 
     def acked(self, queue: str | None, success: int, failed: int = 0, dead: int = 0, requests: int = 1) -> None:
-        """Messages of a queue (None: an unknown one) were acknowledged, by so many requests."""
+        """Messages of a queue (None: an unknown one) were acknowledged, by a number of `requests`."""
         total = self.total
         total.ack_success += success
         total.ack_failed += failed
@@ -157,7 +157,7 @@ class Meter:
         return done
 
     def conflated(self, queue: str, messages: int) -> None:
-        """A group passed over so many messages of a queue, since there was a newer one."""
+        """A group passed over `messages` of a queue, since there was a newer one."""
         label = f"conflated\n{queue}\n"
         if label not in self.done and len(self.done) >= _MOST_QUEUES:
             label = "conflated\n\n"

@@ -7,7 +7,7 @@ import logging
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -57,6 +57,8 @@ class Report(msgspec.Struct):
     """Notifications that could not be handled, by the kind of their event."""
     done: dict[str, int] = {}
     """What was done beside messages: `what`, `kind` and `outcome` in a line each."""
+    connections: dict[str, int] = {}
+    """Open connections by `peer` and the route that serves their request (or nothing), in a line each."""
     unsent: Report | None = None
     """The previous flush, until it is stored."""
 
@@ -117,6 +119,8 @@ class Report(msgspec.Struct):
 
 
 _NOTHING = Tally()
+ALIVE_SECONDS: Final = 30.0
+"""A report that is older is of a worker that has ended."""
 _decoder = msgspec.msgpack.Decoder(Report)
 
 

@@ -19,13 +19,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from queen.metrics.counters import Durations, Histogram, WorkerTally
-from queen.metrics.report import Report
+from queen.metrics.report import ALIVE_SECONDS, Report
 from queen.monitoring.scrape import Cluster, Inbox, Scrape
 
 Values: TypeAlias = Iterable[tuple[Sequence[str], float]]
 
 _OPS: Final = ("push", "pop", "ack")
-_ALIVE_SECONDS: Final = 30.0
 
 
 def expose(scrape: Scrape, more: Sequence[Metric] = ()) -> bytes:
@@ -42,12 +41,12 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         reports, cluster = self._scrape.reports, self._scrape.cluster
-        alive = [report for report in reports if report.at > time.time() - _ALIVE_SECONDS]
+        alive = [report for report in reports if report.at > time.time() - ALIVE_SECONDS]
         yield from _process(reports, alive)
         yield from _database(alive, cluster is not None)
         yield from _work(reports)
         yield from _topics(reports)
-        yield from _beside(reports)
+        yield from _other_counters(reports)
         yield from _histograms(reports)
         yield from _without_meaning()
         if cluster is not None:
@@ -164,10 +163,10 @@ _DONE: Final = (
         ("op", "outcome"),
     ),
 )
-"""Counters of what is done beside messages: the name by which workers count, and the family with its labels."""
+"""Counters of other work than messages: the name in reports, and the metric family with its labels."""
 
 
-def _beside(reports: Sequence[Report]) -> Iterator[Metric]:
+def _other_counters(reports: Sequence[Report]) -> Iterator[Metric]:
     done: Counter[str] = Counter()
     for report in reports:
         done.update(report.done)

@@ -91,7 +91,7 @@ class History:
             worker_id,
         )
 
-    async def seen(self, times: TimeRange, host: str = "", worker_id: int | None = None) -> list[Record]:
+    async def worker_series(self, times: TimeRange, host: str = "", worker_id: int | None = None) -> list[Record]:
         """Series of each worker."""
         return await self._database.fetch(
             "workers_seen", times.since, times.until, await self._pending_workers(), host, worker_id
@@ -224,7 +224,7 @@ def lag(row: Record | Mapping[str, Any]) -> tuple[float, float]:
 
 def seen_worker(
     row: Record,
-) -> tuple[str, int, float | None, float | None, float | None, float | None, float | None, int]:
+) -> tuple[str, int, float | None, float | None, float | None, float | None, float | None, int, int]:
     """What the views of status and of worker metrics both show of a worker, in the order of `SeenWorker`."""
     return (
         row["host"],
@@ -235,6 +235,7 @@ def seen_worker(
         row["db_connections"],
         row["job_queue"],
         row["messages"],
+        row["port"],
     )
 
 

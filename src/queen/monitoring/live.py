@@ -20,7 +20,7 @@ import msgspec
 from queen.broker.broker import Broker
 from queen.broker.events import Event, EventKind
 from queen.broker.inspect.queue_stats import QueueStats
-from queen.broker.topics.topics import BETWEEN_NAMES
+from queen.broker.topics.topics import NAME_SEPARATOR
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.metrics.counters import LATENCY_SECONDS, Histogram
@@ -56,7 +56,7 @@ _MOST_QUEUES: Final = 50
 _MOST_UNSENT: Final = 256 * 1024
 """A listener that has left more unread is dropped."""
 _LONGEST_SECONDS: Final = 900.0
-"""Then a listener has to connect again: what it may see may have changed."""
+"""After so many seconds a listener has to connect again: its permissions may have changed."""
 _DEPTH_SHARE: Final = 40.0
 """Of all workers together: each of them counts for its own listeners."""
 _QUEUES_SHARE: Final = 50.0
@@ -89,7 +89,7 @@ class Listener:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _LastReport:
     """A worker as of its last report, and how fast it was going then."""
 
     at: float
@@ -135,7 +135,7 @@ class LiveFeed:
         self._last_at = 0.0
         self._events: dict[bytes, None] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._seen: dict[int, _Seen] = {}
+        self._last_reports: dict[int, _LastReport] = {}
         self._queues = _QueueRates()
         self._depth: LiveDepth | None = None
         self._counted: list[list[Record]] = []
@@ -206,7 +206,7 @@ class LiveFeed:
             self._running = False
 
     def _forget(self) -> None:
-        self._seen.clear()
+        self._last_reports.clear()
         self._queues = _QueueRates()
         self._modes, self._shards = None, []
         if self._places_changed is not None:
@@ -250,16 +250,16 @@ class LiveFeed:
         """What all workers have counted, and how fast; the report of another worker may be the one of before."""
         totals, rates = [0] * 6, [0.0] * 6
         for report in reports:
-            counted, seen = _counted(report), self._seen.get(report.worker_id)
-            if seen is None:
-                seen = self._seen[report.worker_id] = _Seen(report.at, counted, (0.0,) * 6)
-            elif report.at > seen.at:
-                grown = zip(counted, seen.totals, strict=True)
-                speeds = tuple(max(0, after - before) / (report.at - seen.at) for after, before in grown)
-                self._seen[report.worker_id] = seen = _Seen(report.at, counted, speeds)
+            counted, last = _counted(report), self._last_reports.get(report.worker_id)
+            if last is None:
+                last = self._last_reports[report.worker_id] = _LastReport(report.at, counted, (0.0,) * 6)
+            elif report.at > last.at:
+                grown = zip(counted, last.totals, strict=True)
+                speeds = tuple(max(0, after - before) / (report.at - last.at) for after, before in grown)
+                self._last_reports[report.worker_id] = last = _LastReport(report.at, counted, speeds)
             for place in range(6):
                 totals[place] += counted[place]
-                rates[place] += seen.rates[place]
+                rates[place] += last.rates[place]
         return totals, rates
 
     def _note_state(self) -> None:
@@ -318,7 +318,7 @@ class LiveFeed:
         queues.due = now + _QUEUES_SHARE * (time.perf_counter() - began)
 
     async def _read_depth(self, times: float) -> None:
-        """Add up what all queues hold; the next time after so many times as long as it took."""
+        """Sum up what all queues hold; the pause until the next time is `times` as long as it took."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         counted: list[list[Record]] = []
@@ -344,7 +344,7 @@ class LiveFeed:
         elif kind == EventKind.GROUP_CHANGED:
             self._emit("group", GroupEvent(name))
         elif kind == EventKind.TOPIC_CHANGED:
-            namespace, _, topic = name.partition(BETWEEN_NAMES)
+            namespace, _, topic = name.partition(NAME_SEPARATOR)
             self._emit("topic", TopicEvent(namespace, topic))
         elif kind == EventKind.QUOTAS_CHANGED:
             self._emit("quota", QuotaEvent(name))

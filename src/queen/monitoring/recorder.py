@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -97,6 +97,8 @@ class HttpStats:
     """Responses by status; a restarted worker continues the counters of its predecessor."""
     in_flight: Callable[[], int]
     """Requests in flight."""
+    connections: Callable[[], list[tuple[str, str]]] = list
+    """The address of each client, and the route that serves its request, or nothing."""
 
 
 class Recorder:
@@ -131,7 +133,7 @@ class Recorder:
 
     @property
     def gone_after(self) -> float:
-        """A worker without a flush for so many seconds is considered gone."""
+        """Seconds without a flush after which a worker is considered gone."""
         return 2.5 * self._flush_seconds
 
     @property
@@ -188,6 +190,7 @@ class Recorder:
             topic_requests=self._meter.topic_requests,
             notification_errors=self._meter.notification_errors,
             done=self._meter.all_done(),
+            connections=Counter(map("\n".join, self._http.connections())),
             unsent=self._unsent,
         )
 

@@ -59,7 +59,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class TimerStats:
-    """Timers that wait, those of them that are due, and for how long the first of these has been."""
+    """How many timers wait, how many of them are due, and for how long the oldest of these has been."""
 
     pending: int = 0
     due: int = 0

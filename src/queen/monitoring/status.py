@@ -116,7 +116,7 @@ class Status:
         queue_stats = await self._queue_stats.of(wanted.queue, wanted.namespace, wanted.task)
         names = None if wanted.everything else [row["name"] for row in queue_stats]
         points = await self._throughput(times, names)
-        seen = await self._history.seen(times)
+        seen = await self._history.worker_series(times)
         letters = await self._dead_letters(queue_stats)
 
         over = partial(_total, points)
@@ -152,7 +152,7 @@ class Status:
         """Series of what workers counted."""
         rows = await self._history.workers(times, host, worker_id)
         queues = await self._history.pop_lags(times)
-        seen = await self._history.seen(times, host, worker_id)
+        seen = await self._history.worker_series(times, host, worker_id)
         queue_stats = await self._queue_stats()
 
         over = partial(_total, rows)
@@ -178,7 +178,7 @@ class Status:
         )
 
     async def stored_by_time(self, times: TimeRange, seconds: int, wanted: QueueFilter) -> list[StoredPoint]:
-        """How many of the messages that are still stored were stored in each span of so many seconds."""
+        """How many of the messages that are still stored were stored in each interval of `seconds`."""
         queues = await self._database.fetch("queue_ids", wanted.queue, wanted.namespace, wanted.task)
         rows = await self._database.fetch(
             "stored_by_time", [row["id"] for row in queues], times.since, times.until, float(seconds)

@@ -82,7 +82,7 @@ class ArchiveView(Protocol):
     """What an archive holds, while it is read."""
 
     def queues(self) -> list[str]:
-        """Those of which it has messages."""
+        """The queues that the archive has messages of."""
 
     def count_files(self, selection: Selection = ALL) -> int:
         """How many files may hold selected messages."""

@@ -55,6 +55,7 @@ _OF_QUEUES: Final = frozenset(
         "group",
         "rows_per_batch",
         "min_rows_per_batch",
+        "min_bytes_per_batch",
         "max_delay",
         "bytes_per_batch",
         "max_read_share",

@@ -83,21 +83,27 @@ _JAVA: Final = re.compile(r"^(?:Caused by: )?(?P<text>(?:[a-z]\w*\.)+[A-Z][\w$]*
 # They say that something failed, and not what.
 _WRAPPERS: Final = ("PythonException", "awaitResult", "Job aborted", "SparkException: Task failed", "Py4JJavaError")
 _PLAN: Final = re.compile(r"\n+(=== Streaming Query ===|== SQL|JVM stacktrace:|Driver stacktrace:)")
-_CODE: Final = re.compile(r"^\[([A-Z_]+(?:\.[A-Z_]+)*)\] ")
+_CODE: Final = re.compile(r"^(?:(?:pyspark\.errors|org\.apache\.spark)\.[\w.]+: )?\[([A-Z_]+(?:\.[A-Z_]+)*)\] ")
+_STATE: Final = re.compile(r"\s*\bSQLSTATE: \w{5}\b")
 
 
 def cause_of(error: BaseException | str) -> str:
     """The line that says why, out of all that Spark says of a failure."""
-    texts = [error] if isinstance(error, str) else list(_texts(error))
-    text = "\n".join(_PLAN.split(one)[0] for one in texts)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    texts = [_PLAN.split(one)[0] for one in ([error] if isinstance(error, str) else _texts(error))]
+    lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     for pattern in (_OURS, _PYTHON, _JAVA):
         found = [match["text"] for line in lines if (match := pattern.match(line))]
         found = [one for one in found if not any(wrapper in one for wrapper in _WRAPPERS)]
         if found:
-            return found[-1][:_LONGEST_CAUSE]
-    first = text.partition(";\n")[0]
-    return _CODE.sub("", " ".join(first.split()))[:_LONGEST_CAUSE] or "Spark does not say why"
+            return _plain(found[-1])
+    # What it says itself; its causes say the same in more words.
+    first = next((text for text in texts if text.strip()), "").partition(";\n")[0]
+    return _plain(" ".join(first.split())) or "Spark does not say why"
+
+
+def _plain(text: str) -> str:
+    """Without the codes of Spark's errors, which say nothing more."""
+    return _STATE.sub("", _CODE.sub("", text)).rstrip("; ")[:_LONGEST_CAUSE]
 
 
 def _texts(error: BaseException) -> Iterator[str]:
@@ -119,7 +125,7 @@ def _texts(error: BaseException) -> Iterator[str]:
 
 @contextmanager
 def spark_failures() -> Iterator[None]:
-    """Raises `PipelineError` with the cause for what fails in Spark, Arrow or PostgreSQL."""
+    """Raises `PipelineError` with the cause for what fails in Spark, Arrow, PostgreSQL or a directory."""
     import psycopg
     import pyarrow
     from py4j.protocol import Py4JError
@@ -129,3 +135,10 @@ def spark_failures() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError, pyarrow.ArrowException, psycopg.Error) as error:
         raise PipelineError(cause_of(error)) from error
+    except OSError as error:
+        # Without a file it is a connection.
+        if error.filename is None:
+            raise
+        raise PipelineError(
+            f"{error.filename}: {error.strerror}. Check the path, who may write to it, and the space on its disk"
+        ) from error

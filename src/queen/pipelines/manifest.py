@@ -25,6 +25,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from queen.files import sync, try_lock
 from queen.pipelines.errors import ArchiveError
 
 _SNAPSHOT: Final = "snapshot.json"
@@ -155,7 +156,7 @@ class Manifest:
         added = []
         for index, (file, count) in enumerate(zip(files, rows, strict=True)):
             assert staged is not None
-            _sync(file)
+            sync(file)
             place = file.relative_to(staged).parent / f"{number:08d}-{index}.parquet"
             added.append(DataFile(str(place), count, file.stat().st_size, number))
         within = [str(file.relative_to(self.root)) for file in files]
@@ -174,9 +175,9 @@ class Manifest:
                 source.rename(target)
             folders.add(target.parent)
         for folder in folders:
-            _sync(folder)
+            sync(folder)
         self._path(commit.number, "intent").rename(self._path(commit.number, "json"))
-        _sync(self._log)
+        sync(self._log)
 
     def _read(self) -> Snapshot:
         while True:
@@ -222,7 +223,7 @@ class Manifest:
         """Excludes readers. Taken before the lock of writers, so that writers that only add never wait for readers."""
         with (self._log / "readers.lock").open("a") as file:
             deadline = time.monotonic() + _READERS_SECONDS
-            while not _taken(file.fileno(), fcntl.LOCK_EX):
+            while not try_lock(file.fileno()):
                 if time.monotonic() > deadline:
                     raise ArchiveError(f"{self.root} is being read, and its files have to stay: try again later")
                 time.sleep(_POLL_SECONDS)
@@ -236,7 +237,7 @@ class Manifest:
 
     def _free(self, name: str) -> bool:
         with (self._log / f"{name}.lock").open("a") as file:
-            return _taken(file.fileno(), fcntl.LOCK_SH)
+            return try_lock(file.fileno(), fcntl.LOCK_SH)
 
     def _path(self, number: int, suffix: str) -> Path:
         return self._log / f"{number:08d}.{suffix}"
@@ -245,14 +246,6 @@ class Manifest:
 def staged_files(staged: Path) -> list[Path]:
     """The Parquet files that a writer has staged, in a fixed order."""
     return sorted(staged.rglob("*.parquet")) if staged.is_dir() else []
-
-
-def _taken(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _discard(staged: Path | None) -> None:
@@ -276,12 +269,4 @@ def _write_durably(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(path)
-    _sync(path.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(path.parent)

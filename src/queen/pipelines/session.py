@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from queen.pipelines.errors import SparkMissing
+from queen.pipelines.errors import PipelineError, SparkMissing, cause_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,18 +92,30 @@ LOCAL_CHECKPOINTS: Final = {
 
 
 def open_session(name: str, master: str = LOCAL, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A session on this machine, or on the cluster that `master` names. Raises `SparkMissing`."""
+    """A session on this machine, or on the cluster that `master` names. Raises `SparkMissing`, `PipelineError`."""
     require_spark()
     # Spark's workers run the interpreter of this process, not the `python3` of the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
+    # They print errors as JSON that are raised and reported anyway.
+    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(logger).disabled = True
     builder = SparkSession.builder.appName(f"queen {name}").master(master)
     for key, value in (settings_for(master) | dict(conf or {})).items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        raise PipelineError(
+            f"Spark did not start on {master}: {cause_of(error).rstrip('.')}. What Java said of it is above; check"
+            " --master, --conf and JAVA_HOME"
+        ) from error
 
 
 def settings_for(master: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, open_table
 from queen.pipelines.tables.sink import LakeSink, newest_last
 from queen.spark.sink.foreach import BatchSink
+from queen.spark.source.connections import unavailable
 from queen.storage.statements import sql as statement
 
 
@@ -85,17 +86,26 @@ class TableSink:
                 connection.execute(statement("pipeline_create_batches").encode())
                 connection.execute(sql.SQL("SELECT FROM {} LIMIT 0").format(self._table))
         except psycopg.Error as error:
-            raise PipelineError(f"table {self._name} cannot be written: {error}") from error
+            raise PipelineError(f"table {self._name} cannot be written: {_said(error)}") from error
 
     def __call__(self, rows: DataFrame, batch: int) -> int:
         """Returns how many rows were written: none when the batch was written before."""
         if self._key:
             rows = newest_last(rows, self._order_by)
         rows = _plain(rows.select(*_own(rows)))
-        with psycopg.connect(self._database) as connection, RawCursor(connection) as cursor:
-            if cursor.execute(statement("pipeline_take_batch").encode(), (self._writer, batch)).fetchone() is None:
-                return 0
-            return self._merge(cursor, rows) if self._key else self._copy(cursor, self._table, rows)
+        try:
+            with psycopg.connect(self._database) as connection, RawCursor(connection) as cursor:
+                if cursor.execute(statement("pipeline_take_batch").encode(), (self._writer, batch)).fetchone() is None:
+                    return 0
+                return self._merge(cursor, rows) if self._key else self._copy(cursor, self._table, rows)
+        except psycopg.OperationalError as error:
+            # However PostgreSQL words its end: the batch is done again when it is back.
+            raise unavailable(self._database, error) from error
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise PipelineError(
+                f"table {self._name} does not take a row: {_said(error)}. Change such values in a step, or make dead"
+                " letters of them with expect"
+            ) from error
 
     def _merge(self, cursor: psycopg.Cursor[Any], rows: DataFrame) -> int:
         staged = sql.Identifier("queen_pipeline_staged")
@@ -112,11 +122,17 @@ class TableSink:
                 sql.SQL("{} = excluded.{}").format(sql.Identifier(name), sql.Identifier(name)) for name in others
             )
             action = sql.SQL("DO UPDATE SET {}").format(changes)
-        # Of rows with one key in a batch the last is kept: an upsert cannot touch a row twice.
+        # Of rows with one key in a batch the last is kept: an upsert cannot touch a row twice. Those without a key are
+        # all kept, unless NULL is a value to the table's index (which PostgreSQL 14 does not have).
+        keyless = sql.SQL(
+            "CASE WHEN num_nulls({}) > 0 AND NOT EXISTS (SELECT FROM pg_index i"
+            " WHERE indrelid = {}::regclass AND (to_jsonb(i) ->> 'indnullsnotdistinct')::boolean) THEN {} END"
+        ).format(key, self._table.as_string(cursor), order)
         merge = sql.SQL(
-            "INSERT INTO {} ({}) SELECT DISTINCT ON ({}) {} FROM {} ORDER BY {}, {} DESC ON CONFLICT ({}) {}"
+            "INSERT INTO {} ({}) SELECT DISTINCT ON ({}, {}) {} FROM {} ORDER BY {}, {}, {} DESC ON CONFLICT ({}) {}"
         )
-        cursor.execute(merge.format(self._table, columns, key, columns, staged, key, order, key, action))
+        named = (self._table, columns, key, keyless, columns, staged, key, keyless, order, key, action)
+        cursor.execute(merge.format(*named))
         return count
 
     def _copy(
@@ -130,6 +146,11 @@ class TableSink:
                 copy.write_row((*row, count) if numbered else tuple(row))
                 count += 1
         return count
+
+
+def _said(error: psycopg.Error) -> str:
+    """What PostgreSQL says of it, without where in our statement."""
+    return error.diag.message_primary or " ".join(str(error).split())
 
 
 def _plain(rows: DataFrame) -> DataFrame:
@@ -218,7 +239,7 @@ class Sinks:
         """For a sink that is neither a queue nor a topic."""
         if sink.kind is SinkKind.CONSOLE:
             return ConsoleSink(sys.stdout, int(sink.options.get("rows", _CONSOLE_ROWS)))
-        writer = f"{self._pipeline}.{sink.name}.{writer_id(self._checkpoint)}"
+        writer = writer_of(sink.name, self._pipeline, self._checkpoint)
         if sink.kind is SinkKind.PARQUET:
             path = Location.parse(sink.target).path
             assert path is not None
@@ -271,12 +292,17 @@ class ConsoleSink:
         return rows.count()
 
 
-def writer_id(checkpoint: Path) -> str:
-    """An id of the query that belongs to its checkpoint: a new checkpoint numbers batches from 0 again."""
+def writer_of(sink: str, pipeline: str, checkpoint: Path) -> str:
+    """Who writes a sink: it belongs to the checkpoint, and a new one numbers batches from 0 again.
+
+    It holds the name that the pipeline had then: an archive that was moved to another directory has another name now.
+    """
     file = checkpoint / _WRITER_FILE
     if not file.exists():
-        file.write_text(uuid.uuid4().hex)
-    return file.read_text()
+        file.write_text(f"{pipeline}.{uuid.uuid4().hex}")
+    name, _, id = file.read_text().rpartition(".")
+    # Older checkpoints have the id alone.
+    return f"{name or pipeline}.{sink}.{id}"
 
 
 def _own(rows: DataFrame) -> list[str]:

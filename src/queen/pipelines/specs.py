@@ -33,6 +33,7 @@ from queen.pipelines.errors import PipelineError, Problem, Where
 from queen.pipelines.tables.locations import Location
 from queen.wire.times import EXPECTED_DURATION, duration_ms
 
+_LIMITS: Final = ("rows_per_batch", "min_rows_per_batch", "bytes_per_batch", "min_bytes_per_batch")
 _TIMED: Final = ("event_time", "lateness", "expect")
 _WINDOWS: Final = tuple(kind.value for kind in WindowKind)
 _ACTIONS: Final = ("sql", "frame", "each", *_WINDOWS, "join", "dedup")
@@ -65,7 +66,7 @@ class SpecReader:
         options = {key: value for key in allowed if (value := self._text(texts, key, where)) is not None}
         if options.get("fail_on_data_loss", "true") not in ("true", "false"):
             self.report(self._where(spec, "fail_on_data_loss", where), "'fail_on_data_loss' must be true or false")
-        for key in ("rows_per_batch", "min_rows_per_batch", "bytes_per_batch", "files_per_batch", "max_tasks"):
+        for key in (*_LIMITS, "files_per_batch", "max_tasks"):
             self._positive(options, key, spec, where)
         self._share(options, "max_read_share", spec, where)
         self._holding_back(f"source '{name}'", options, spec, where)
@@ -311,15 +312,19 @@ class SpecReader:
             self.report(place, f"{what}: plain Parquet is written to directories; in an object store use delta")
 
     def _holding_back(self, what: str, options: Mapping[str, str], spec: Mapping[str, Any], where: Where) -> None:
-        """A batch may wait for so many rows, for so long."""
-        least, most = options.get("min_rows_per_batch", ""), options.get("rows_per_batch", "")
-        if least.isdigit() and most.isdigit() and int(least) > int(most):
-            text = f"{what}: 'min_rows_per_batch' ({least}) must not be above 'rows_per_batch' ({most})"
-            self.report(self._where(spec, "min_rows_per_batch", where), text)
+        """A batch may wait for a minimum of rows or bytes, up to a maximum delay."""
+        for limit in ("rows_per_batch", "bytes_per_batch"):
+            least, most = options.get(f"min_{limit}", ""), options.get(limit, "")
+            if least.isdigit() and most.isdigit() and int(least) > int(most):
+                text = f"{what}: 'min_{limit}' ({least}) must not be above '{limit}' ({most})"
+                self.report(self._where(spec, f"min_{limit}", where), text)
         if "max_delay" in options:
             self._duration(what, spec, "max_delay", where)
-            if not least:
-                text = f"{what}: 'max_delay' is how long a batch waits for 'min_rows_per_batch': give that as well"
+            if "min_rows_per_batch" not in options and "min_bytes_per_batch" not in options:
+                text = (
+                    f"{what}: 'max_delay' is how long a batch waits for 'min_rows_per_batch' or 'min_bytes_per_batch':"
+                    " give that as well"
+                )
                 self.report(self._where(spec, "max_delay", where), text)
 
     def _where(self, spec: Mapping[str, Any], key: str, otherwise: Where) -> Where:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from queen.files import try_lock
 from queen.pipelines.errors import AlreadyRunning, PipelineError
 from queen.wire.pipelines import PipelineState, PipelineStatus, read_status, statuses
 
@@ -39,12 +40,10 @@ class StateDirectory:
         directory = self.of(name)
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(lock.fileno()):
                 status = read_status(directory)
                 by = f" (process {status.pid})" if status is not None else ""
-                raise AlreadyRunning(f"pipeline '{name}' runs already{by}: queen pipeline stop {name}") from None
+                raise AlreadyRunning(f"pipeline '{name}' runs already{by}: queen pipeline stop {name}")
             yield directory
 
     def statuses(self) -> list[PipelineStatus]:
@@ -81,12 +80,9 @@ class StateDirectory:
         """Whether a process has the lock. The pid alone proves nothing: another process may have it by now."""
         try:
             with (self.of(name) / "lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return not try_lock(lock.fileno(), fcntl.LOCK_SH)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
-        return False
 
 
 def drop_checkpoints(directory: Path) -> None:

@@ -6,19 +6,19 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, SettingsError
+from queen.http.auth.forwarded import came_by_https, client_address
 from queen.http.server.limits import raise_file_limit
 from queen.http.server.router import Generations
 from queen.proxy.exchange import Exchange, KnownHead
 from queen.proxy.front import BAD_GATEWAY, Front
-from queen.proxy.login import Asked, Login, Reply, login_token, may_use
+from queen.proxy.login import Asked, Login, Reply, login_token, read_cookies
 from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
 from queen.proxy.upstream import Upstream, Upstreams
@@ -164,7 +164,7 @@ class Proxy:
             identity = self.login.sessions.recall(shown)
             if (
                 identity is not None
-                and may_use(identity.role, exchange.method.decode())
+                and identity.may_send(exchange.method.decode())
                 and not self._is_own(exchange)
                 and (idle := upstreams.idle()) is not None
             ):
@@ -217,7 +217,7 @@ class Proxy:
         refused = login.refuse_forgery(asked, identity)
         if refused is not None:
             _respond(exchange, refused)
-        elif not may_use(identity.role, asked.method):
+        elif not identity.may_send(asked.method):
             detail = f"the role {identity.role} may not send {asked.method} requests"
             front.answer(exchange, 403, {"error": "Insufficient permissions", "detail": detail})
         else:
@@ -294,8 +294,9 @@ class Proxy:
         address = exchange.front.address
         if not self.settings.trusted_proxies:
             return address, False
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers}
-        return _through_proxies(headers, address, False, self.settings.trusted_proxies)
+        headers = {name: value.decode("latin-1") for name, value in exchange.headers}
+        address = client_address(headers.get(b"x-forwarded-for", ""), address, self.settings.trusted_proxies)
+        return address, came_by_https(headers.get(b"x-forwarded-proto", ""), False)
 
     def _asked(self, exchange: Exchange) -> Asked:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers}
@@ -304,9 +305,6 @@ class Proxy:
             offered = [each.strip() for each in headers.get("sec-websocket-protocol", "").split(",")]
             for token in (each.removeprefix("bearer.") for each in offered if each.startswith("bearer.")):
                 headers["authorization"] = f"Bearer {token}"
-        cookies: SimpleCookie = SimpleCookie()
-        with contextlib.suppress(CookieError):
-            cookies.load(headers.get("cookie", ""))
         query = exchange.target.partition(b"?")[2].decode("latin-1")
         address, secure = self._origin(exchange)
         return Asked(
@@ -314,7 +312,7 @@ class Proxy:
             exchange.path,
             dict(parse_qsl(query, keep_blank_values=True)),
             headers,
-            {name: morsel.value for name, morsel in cookies.items()},
+            read_cookies(headers.get("cookie", "")),
             address,
             secure,
         )
@@ -336,15 +334,6 @@ def _respond(exchange: Exchange, reply: Reply) -> None:
 
 def _plain(text: str) -> bytes:
     return "".join(letter for letter in text if letter.isprintable()).encode("ascii", "replace")
-
-
-def _through_proxies(headers: Mapping[str, str], address: str, secure: bool, hops: int) -> tuple[str, bool]:
-    """What the proxies in front say of the client; only the entries that they themselves have added count."""
-    chain = [entry.strip() for entry in headers.get("x-forwarded-for", "").split(",") if entry.strip()]
-    if len(chain) >= hops:
-        address = chain[-hops]
-    scheme = headers.get("x-forwarded-proto", "").rpartition(",")[2].strip()
-    return address, scheme == "https" if scheme else secure
 
 
 async def serve(settings: ProxySettings, stopping: asyncio.Event) -> None:

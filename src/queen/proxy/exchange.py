@@ -10,11 +10,11 @@ from queen.proxy.sessions import Identity
 
 Headers = list[tuple[bytes, bytes]]
 
-# What concerns one connection alone, or is the proxy's to say.
+# Headers of one connection alone, or that the proxy sets itself.
 _NOT_RETURNED: Final = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"set-cookie", b"proxy-connection", b"trailer", b"upgrade"}
 )
-# What a body may hold until there is a place for it to go.
+# Bytes of a body that are buffered until there is a connection to send them on.
 _MOST_HELD: Final = 64 * 1024
 BODILESS: Final = frozenset({204, 304})
 SECURITY: Final = (
@@ -25,7 +25,7 @@ SECURITY: Final = (
 )
 
 
-class Behind(Protocol):
+class UpstreamConnection(Protocol):
     """A connection to the server behind."""
 
     transport: asyncio.Transport
@@ -62,7 +62,7 @@ class Client(Protocol):
     def failed(self, exchange: Exchange) -> None:
         """The server behind has closed the connection in the middle of it."""
 
-    def open_tunnel(self, exchange: Exchange, behind: Behind) -> None:
+    def open_tunnel(self, exchange: Exchange, upstream: UpstreamConnection) -> None:
         """From now on bytes go both ways as they are."""
 
     def answer(
@@ -87,7 +87,7 @@ class KnownHead(NamedTuple):
     shown: str
     """The token or cookie in it."""
     identity: Identity
-    """Who showed it: what was decided holds for this one alone."""
+    """Whose credential it is: decisions hold for this identity alone."""
     passed_on: bytes
     """What the server behind is sent in its place."""
 
@@ -137,7 +137,7 @@ class Exchange:
         """Whether the whole request has arrived."""
         self.started = False
         """Whether something of the answer has gone out."""
-        self.upstream: Behind | None = None
+        self.upstream: UpstreamConnection | None = None
         self.token = ""
         self.head = b""
         """Its head as it arrived, if the whole request came in one piece."""
@@ -175,7 +175,7 @@ class Exchange:
         body, self._pieces, self.held = b"".join(self._pieces), [], 0
         return body
 
-    def pass_on(self, upstream: Behind, head: bytes, shown: str, identity: Identity) -> None:
+    def pass_on(self, upstream: UpstreamConnection, head: bytes, shown: str, identity: Identity) -> None:
         """Send it to the server behind; the answer comes by itself."""
         self.upstream = upstream
         length = self.named.get(b"content-length", b"0")
@@ -193,10 +193,10 @@ class Exchange:
             self._finish_sending(upstream)
         self.front.want(self)
 
-    def _send(self, upstream: Behind, piece: bytes) -> None:
+    def _send(self, upstream: UpstreamConnection, piece: bytes) -> None:
         upstream.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece) if self.chunked else piece)
 
-    def _finish_sending(self, upstream: Behind) -> None:
+    def _finish_sending(self, upstream: UpstreamConnection) -> None:
         if self.chunked:
             upstream.transport.write(b"0\r\n\r\n")
 

@@ -13,7 +13,7 @@ import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from queen.http.server.router import Generations
-from queen.proxy.exchange import SECURITY, Behind, Exchange, Headers, KnownHead
+from queen.proxy.exchange import SECURITY, Exchange, Headers, KnownHead, UpstreamConnection
 
 _MOST_HEAD_BYTES: Final = 64 * 1024
 _LONGEST_KNOWN: Final = 2048
@@ -42,7 +42,7 @@ class Application(Protocol):
     def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Pass a request on at once (None), or work for it, with which the answer comes."""
 
-    def upstream_for(self, known: KnownHead) -> Behind | None:
+    def upstream_for(self, known: KnownHead) -> UpstreamConnection | None:
         """Where a request with a head that is known goes; None: it has to be looked at again."""
 
     def watch(self, exchange: Exchange, lost: Callable[[], None]) -> Coroutine[Any, Any, None]:
@@ -73,7 +73,7 @@ class Front(asyncio.Protocol):
         self._replay = b""
         self._refusal: tuple[int, str] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._tunnel: Behind | None = None
+        self._tunnel: UpstreamConnection | None = None
         self._early = b""
         self._draining = False
         self._read_paused = False
@@ -155,7 +155,7 @@ class Front(asyncio.Protocol):
         self._exchanges.clear()
 
     def pause_writing(self) -> None:
-        """Nothing more is read of what the client does not take."""
+        """The client reads slower than the server answers: the answer is read no further."""
         self._write_paused = True
         if (upstream := self._upstream) is not None:
             upstream.transport.pause_reading()
@@ -168,7 +168,7 @@ class Front(asyncio.Protocol):
             self._begin_first()
 
     @property
-    def _upstream(self) -> Behind | None:
+    def _upstream(self) -> UpstreamConnection | None:
         return self._tunnel or (self._exchanges[0].upstream if self._exchanges else None)
 
     def _pass_known(self, data: bytes) -> bool:
@@ -410,13 +410,13 @@ class Front(asyncio.Protocol):
         else:
             self.answered(exchange)
 
-    def open_tunnel(self, exchange: Exchange, behind: Behind) -> None:
+    def open_tunnel(self, exchange: Exchange, upstream: UpstreamConnection) -> None:
         """From now on bytes go both ways as they are."""
-        self._tunnel = behind
+        self._tunnel = upstream
         self._exchanges.clear()
         early, self._early = self._early, b""
         if early:
-            behind.transport.write(early)
+            upstream.transport.write(early)
         self.go_on()
         self._task = self._loop.create_task(self._application.watch(exchange, self.transport.abort))
 

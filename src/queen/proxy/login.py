@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any, Final
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 from joserfc import jwt
@@ -173,8 +173,9 @@ class Login:
     def unauthenticated(self, asked: Asked) -> Reply:
         """The response to a client that is not logged in."""
         if asked.wants_page:
-            target = "" if asked.path == "/" else f"?redirect_uri={quote(asked.path, safe='')}"
-            return Reply(302, headers={"Location": f"/login{target}", **_NO_STORE})
+            target = quote(asked.path) + (f"?{urlencode(asked.query)}" if asked.query else "")
+            back = "" if target == "/" else f"?redirect_uri={quote(target, safe='')}"
+            return Reply(302, headers={"Location": f"/login{back}", **_NO_STORE})
         shown = COOKIE in asked.cookies or "authorization" in asked.headers
         text = "Invalid or expired token" if shown else "Authentication required"
         return _json(401, {"error": text}, {"WWW-Authenticate": 'Bearer realm="queen"'})
@@ -183,7 +184,7 @@ class Login:
         began = time.monotonic()
         try:
             form = msgspec.json.decode(asked.body[:_LARGEST_FORM], type=_LoginForm)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             form = _LoginForm()
         if not form.username or not form.password:
             return _json(400, {"error": "Username and password required"})
@@ -325,7 +326,8 @@ class Login:
         try:
             kept = self._flows.check(asked.cookies.get(_FLOW_COOKIE, "").encode()).claims
             state = str(kept["state"])
-            if kept["kind"] != kind or not hmac.compare_digest(state, asked.query.get("state", "")):
+            sent = asked.query.get("state", "")
+            if kept["kind"] != kind or not hmac.compare_digest(state.encode(), sent.encode(errors="replace")):
                 raise SignInFailed("invalid_state", "the state is another")
             if "code" not in asked.query:
                 raise SignInFailed("google_failed", f"the provider answered {asked.query.get('error', 'nothing')!r}")
@@ -359,9 +361,9 @@ class Login:
         if identity is None:
             return self._send_to_login(asked, forwarded)
         method = forwarded["method"] or "GET"
-        if asked.headers.get("x-forward-auth-rbac", "") == "method" and not may_use(identity.role, method):
+        if asked.headers.get("x-forward-auth-rbac", "") == "method" and not identity.may_send(method):
             return _json(403, {"error": "Insufficient permissions"})
-        by_cookie = not asked.headers.get("authorization")
+        by_cookie = not bearer_of(asked)
         token = self.sessions.mint(identity) if by_cookie or settings.forward_auth_always_mint else identity.token
         offered = {
             "authorization": ("Authorization", f"Bearer {token}"),
@@ -453,9 +455,10 @@ def bearer_of(asked: Asked) -> str:
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def may_use(role: str, method: str) -> bool:
-    """Whether a role may send requests of this method at all; the server decides about each route."""
-    return role in ("admin", "read-write") or (role == "read-only" and method.upper() in ("GET", "HEAD", "OPTIONS"))
+def read_cookies(header: str) -> dict[str, str]:
+    """Cookies by name. Those that other programs of the same host have set may be anything, and spoil no other."""
+    pairs = (cookie.partition("=") for cookie in header.split(";"))
+    return {name.strip(): value.strip().strip('"') for name, _, value in pairs}
 
 
 def _json(status: int, value: object, headers: dict[str, str] | None = None) -> Reply:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import base64
 import hashlib
 import logging
-import re
 import secrets
 import time
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 import aiohttp
 import msgspec
 
+from queen.errors import Conflict
 from queen.http.auth.keys import Jwks, KeyRing
 from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused
 from queen.http.auth.tokens import TokenVerifier
-from queen.proxy.settings import OpenIdProvider
-from queen.proxy.users import User, UserStore
+from queen.proxy.settings import OpenIdProvider, is_email
+from queen.proxy.users import User, UserStore, as_username
 
 FLOW_SECONDS: Final = 300
 _DISCOVERY_SECONDS: Final = 3600.0
+_LONGEST_EMAIL: Final = 254
 _TIMEOUT: Final = aiohttp.ClientTimeout(total=10)
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class _Discovery(msgspec.Struct):
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
+    token_endpoint_auth_methods_supported: tuple[str, ...] = ("client_secret_basic",)
 
 
 class _Tokens(msgspec.Struct):
@@ -88,10 +90,12 @@ class OpenId:
             "code_challenge": flow.challenge,
             "code_challenge_method": "S256",
         }
-        return f"{found.authorization_endpoint}?{urlencode(query)}"
+        # Providers with several policies name the policy in the endpoint's own query.
+        joint = "&" if "?" in found.authorization_endpoint else "?"
+        return f"{found.authorization_endpoint}{joint}{urlencode(query)}"
 
     async def finish(self, flow: Flow, code: str) -> User:
-        """The user whom the provider has sent back with this code; raises `SignInFailed`."""
+        """The user that this authorization code stands for; raises `SignInFailed`."""
         claims = await self._verify(await self._exchange(flow, code))
         if claims.get("nonce") != flow.nonce:
             raise SignInFailed("invalid_state", "the nonce is another")
@@ -131,12 +135,16 @@ class OpenId:
             "client_id": self.provider.client_id,
             "code_verifier": flow.verifier,
         }
+        headers = {}
         if self.provider.client_secret:
-            form["client_secret"] = self.provider.client_secret
+            if "client_secret_post" in found.token_endpoint_auth_methods_supported:
+                form["client_secret"] = self.provider.client_secret
+            else:
+                headers["Authorization"] = _basic(form.pop("client_id"), self.provider.client_secret)
         try:
             async with (
                 aiohttp.ClientSession(timeout=_TIMEOUT) as session,
-                session.post(found.token_endpoint, data=form) as response,
+                session.post(found.token_endpoint, data=form, headers=headers) as response,
             ):
                 body = await response.read()
                 if response.status != 200:
@@ -161,11 +169,13 @@ class OpenId:
         email = claims.get("email")
         if not isinstance(email, str) or claims.get("email_verified") not in (True, "true"):
             raise SignInFailed("not_allowed", "the provider does not vouch for the email address")
+        if len(email) > _LONGEST_EMAIL or not email.isprintable():
+            raise SignInFailed("not_allowed", f"no user can have the email address {email[:_LONGEST_EMAIL]!r}")
         domains, emails = self.provider.allowed_domains, self.provider.allowed_emails
         domain = claims.get("hd") if isinstance(claims.get("hd"), str) else email.rpartition("@")[2]
         if domains and str(domain).lower() not in domains and email.rpartition("@")[2].lower() not in domains:
             raise SignInFailed("not_allowed", f"the domain {domain} is not allowed")
-        if emails and not any(_is_email(pattern, email) for pattern in emails):
+        if emails and not any(is_email(pattern, email) for pattern in emails):
             raise SignInFailed("not_allowed", f"{email} is not on the list")
 
     async def _resolve(self, claims: dict[str, Any]) -> User:
@@ -180,16 +190,34 @@ class OpenId:
             if user is not None:
                 await (users.link_google(user, subject) if self._google else users.link_identity(user, identity))
             elif self.provider.auto_provision:
-                keys = {"google": subject} if self._google else {"identity": identity}
-                user = await users.create(email, None, self.provider.default_role, email, **keys)
+                user = await self._provision(email, subject, identity)
             else:
                 raise SignInFailed("not_provisioned", f"there is no user with the email {email}")
         if user.disabled:
             raise SignInFailed("not_allowed", f"the user {user.username} is disabled")
         return user
 
+    async def _provision(self, email: str, subject: str, identity: str) -> User:
+        """A new user for who signs in for the first time."""
+        users = self._users
+        try:
+            return await users.create(
+                as_username(email),
+                None,
+                self.provider.default_role,
+                email,
+                google=subject if self._google else None,
+                identity=None if self._google else identity,
+            )
+        except Conflict as conflict:
+            # Another browser of the same person may have been first; any other user of the name keeps it.
+            user = await (users.by_google(subject) if self._google else users.by_identity(identity))
+            if user is None:
+                raise SignInFailed("not_allowed", str(conflict)) from conflict
+            return user
 
-def _is_email(pattern: str, email: str) -> bool:
-    if len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/"):
-        return re.search(pattern[1:-1], email, re.IGNORECASE) is not None
-    return pattern.lower() == email.lower()
+
+def _basic(client_id: str, secret: str) -> str:
+    """How a client says who it is where secrets are not taken in forms (RFC 6749, 2.3.1)."""
+    pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"
+    return f"Basic {base64.b64encode(pair.encode()).decode()}"

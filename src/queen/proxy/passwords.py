@@ -13,8 +13,10 @@ from queen.errors import BadRequest
 SHORTEST: Final = 8
 _LONGEST: Final = 1024
 _hasher = argon2.PasswordHasher()
-# Verified for names that do not exist, so that they take as long as others.
-_DECOY: Final = _hasher.hash("no password at all")
+# Verified for names that do not exist, so that they take as long as others; no password has this hash.
+_DECOY: Final = (
+    f"$argon2id$v=19$m={_hasher.memory_cost},t={_hasher.time_cost},p={_hasher.parallelism}${'A' * 22}${'A' * 43}"
+)
 
 
 class Passwords:

@@ -6,17 +6,18 @@ import asyncio
 import contextlib
 import dataclasses
 import weakref
-from http.cookies import CookieError, SimpleCookie
+from collections.abc import Mapping
 from typing import Final
 
 import asyncpg
 from yarl import URL
 
-from queen.errors import DatabaseUnavailable, SettingsError
+from queen.errors import DatabaseUnavailable
+from queen.http.auth.forwarded import came_by_https
 from queen.http.auth.principal import ROLES, Principal
 from queen.http.server.message import Handler, Request, Response
 from queen.http.server.router import Generations
-from queen.proxy.login import COOKIE, Asked, Login, Reply
+from queen.proxy.login import COOKIE, Asked, Login, Reply, read_cookies
 from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
 from queen.proxy.users import UserStore
@@ -45,18 +46,9 @@ class ServerLogin:
     """Serves the routes of logging in beside those of the server, and knows whose cookie a request carries."""
 
     def __init__(self, settings: Settings, dsn: str) -> None:
-        if not settings.jwt_secret:
-            raise SettingsError("QUEEN_LOGIN is true, but JWT_SECRET is not set: sessions are signed with it")
         self._secure = bool(settings.tls_cert)
         self._dsn = dsn
-        self._settings = ProxySettings(
-            database_url=dsn,
-            jwt_secret=settings.jwt_secret,
-            secure_cookies=self._secure,
-            queen_server_url="inside",
-            # It counts as memory of the server, in every worker.
-            hashes_at_a_time=1,
-        )
+        self._settings = ProxySettings.inside(settings, dsn)
         self._pool: asyncpg.Pool[asyncpg.Record]
         self._login: Login
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -89,6 +81,10 @@ class ServerLogin:
 
         return serve
 
+    def may_be_session(self, request: Request) -> bool:
+        """Whether a request has the cookie of a session, which may have ended."""
+        return self._login.sessions.is_issued(self._asked(request).cookies.get(COOKIE, ""))
+
     async def identify(self, request: Request, token: bytes | None) -> Principal | Response | None:
         """Whose session a token is, else the cookie; a refusal where another site sent it; None without one."""
         asked = self._asked(request)
@@ -99,7 +95,8 @@ class ServerLogin:
             identity = await self._login.sessions.identify(shown)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise DatabaseUnavailable(f"PostgreSQL is unavailable: {error or type(error).__name__}") from error
-        if identity is None:
+        if identity is None or not identity.is_session:
+            # The token of a program opens what it is limited to, which is checked where it comes in `Authorization`.
             return None
         refused = self._login.refuse_forgery(asked, identity) if token is None else None
         if refused is not None:
@@ -114,7 +111,7 @@ class ServerLogin:
         return principal
 
     def recall(self, request: Request, token: bytes | None) -> Principal | None:
-        """Who has sent the like of it a moment ago; None: it has to be looked at again."""
+        """Who sent a request with the same credentials a moment ago; None: they have to be verified again."""
         if not request.path.startswith(_PROGRAMS) or (request.route is not None and request.route.holds_connection):
             return None
         known = self._known.get(_sender(request, token))
@@ -123,28 +120,28 @@ class ServerLogin:
         return known[2]
 
     async def _watch(self) -> None:
-        """Look after the sessions that connections stand on; those of requests are gone with them."""
+        """Check now and then whether the sessions behind long-lived connections have ended."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
             for session in list(self._sessions):
                 with contextlib.suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
                     session.is_live = await self._login.sessions.identify(session.token) is not None
 
+    def _came_by_https(self, headers: Mapping[str, str]) -> bool:
+        if not self._settings.trusted_proxies:
+            return self._secure
+        return came_by_https(headers.get("x-forwarded-proto", ""), self._secure)
+
     def _asked(self, request: Request) -> Asked:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}
-        cookies: SimpleCookie = SimpleCookie()
-        try:
-            cookies.load(headers.get("cookie", ""))
-        except CookieError:
-            cookies.clear()
         return Asked(
             request.method,
             URL(request.path, encoded=True).path,
             request.query,
             headers,
-            {name: morsel.value for name, morsel in cookies.items()},
+            read_cookies(headers.get("cookie", "")),
             request.peer,
-            self._secure,
+            self._came_by_https(headers),
             request.body,
         )
 

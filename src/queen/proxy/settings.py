@@ -9,9 +9,14 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from queen.errors import SettingsError
+from queen.http.auth.principal import ClaimNames
 from queen.settings import LogEncoding, LogLevel, Settings, look_up
 
+GOOGLE = "https://accounts.google.com"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 31_536_000}
+_LIMITS = ("JWT_QUEUES_CLAIM", "JWT_NAMESPACES_CLAIM", "JWT_GROUPS_CLAIM")
+_SHARED = ("PG_", "DATABASE", "LOG_", "JWT_ISSUER", "JWT_AUDIENCE", "JWT_ROLE", *_LIMITS)
+_OF_SERVER = ("PG_", "DATABASE", "MAX_CONNECTIONS", "PORT", "JWT_JWKS_URL")
 ROLE_NAMES = ("admin", "read-write", "read-only")
 
 
@@ -36,6 +41,9 @@ class ProxySettings:
 
     database_url: str
     jwt_secret: str = dataclasses.field(repr=False)
+    jwt_issuer: tuple[str, ...] = ()
+    jwt_audience: tuple[str, ...] = ()
+    claim_names: ClaimNames = dataclasses.field(default_factory=ClaimNames)
     host: str = ""
     port: int = 3000
     queen_server_url: str = ""
@@ -75,16 +83,18 @@ class ProxySettings:
     def from_env(cls, environ: Mapping[str, str], **overrides: Any) -> Self:
         """Raises `SettingsError` that names the variable and what was expected."""
         env = _Env(environ)
-        # The database is named as it is for the server.
-        server = Settings.from_env(
-            {key: value for key, value in environ.items() if key.startswith(("PG_", "DATABASE", "LOG_"))}
-        )
-        secret = env.text("JWT_SECRET")
-        if not secret:
+        # The database is named as it is for the server, and so is what stands in tokens.
+        server = Settings.from_env({key: value for key, value in environ.items() if key.startswith(_SHARED)})
+        # As it is: the server does not cut blanks off, either.
+        secret = look_up(environ, "JWT_SECRET") or ""
+        if not secret.strip():
             raise SettingsError("JWT_SECRET is not set: the proxy signs sessions with it (openssl rand -hex 32)")
         values: dict[str, Any] = {
             "database_url": server.database_dsns[0] if server.database_dsns else "",
             "jwt_secret": secret,
+            "jwt_issuer": server.jwt_issuer,
+            "jwt_audience": server.jwt_audience,
+            "claim_names": ClaimNames.from_settings(server),
             "host": env.text("HOST"),
             "port": env.number("PORT", 3000),
             "queen_server_url": env.url("QUEEN_SERVER_URL"),
@@ -94,7 +104,7 @@ class ProxySettings:
             "external_jwks_url": env.url("EXTERNAL_JWKS_URL") or env.url("JWT_JWKS_URL"),
             "external_issuer": env.words("EXTERNAL_ISSUER"),
             "external_audience": env.words("EXTERNAL_AUDIENCE"),
-            "google": _provider(env, "GOOGLE", "Google", "https://accounts.google.com"),
+            "google": _provider(env, "GOOGLE", "Google", GOOGLE),
             "oidc": _provider(env, "OIDC", env.text("OIDC_NAME") or "single sign-on", env.url("OIDC_ISSUER")),
             "forward_auth": env.flag("FORWARD_AUTH_ENABLED"),
             "forward_auth_headers": env.words("FORWARD_AUTH_EMIT_HEADERS") or ("Authorization",),
@@ -105,7 +115,7 @@ class ProxySettings:
             "internal_secret": env.text("INTERNAL_JWT_SIGNING_KEY"),
             "internal_issuer": env.text("INTERNAL_JWT_ISSUER") or "queen-proxy",
             "internal_audience": env.text("INTERNAL_JWT_AUDIENCE"),
-            "internal_seconds": env.duration("INTERNAL_JWT_EXPIRES_IN", "15m") or 900,
+            "internal_seconds": env.short_duration("INTERNAL_JWT_EXPIRES_IN", "15m"),
             "trusted_proxies": env.number("TRUSTED_PROXIES", 0),
             "max_connections": env.number("MAX_CONNECTIONS", 5_000),
             "max_connections_per_ip": env.number("MAX_CONNECTIONS_PER_IP", 0),
@@ -116,6 +126,20 @@ class ProxySettings:
             values["internal_claims"] = _claims(claims)
         return cls(**values | {key: value for key, value in overrides.items() if value is not None})
 
+    @classmethod
+    def inside(cls, server: Settings, database_url: str) -> Self:
+        """Those of a server that people log in to itself; raises `SettingsError`, too."""
+        # What it does with the tokens of an identity provider is said by JWT_JWKS_URL, and checked by its own routes.
+        of_login = {variable: text for variable, text in server.to_env().items() if not variable.startswith(_OF_SERVER)}
+        return cls.from_env(
+            of_login,
+            database_url=database_url,
+            secure_cookies=bool(server.tls_cert) or None,
+            queen_server_url="inside",
+            # It counts as memory of the server, in every worker.
+            hashes_at_a_time=1,
+        )
+
     @property
     def listen_host(self) -> str:
         return self.host or "0.0.0.0"
@@ -124,6 +148,13 @@ class ProxySettings:
     def forwards(self) -> bool:
         """Whether requests are passed on to a server, or only asked about by another proxy."""
         return bool(self.queen_server_url)
+
+
+def is_email(pattern: str, email: str) -> bool:
+    """Whether an address is the one that is meant, or matches an expression between slashes."""
+    if len(pattern) > 2 and pattern.startswith("/") and pattern.endswith("/"):
+        return re.search(pattern[1:-1], email, re.IGNORECASE) is not None
+    return pattern.lower() == email.lower()
 
 
 def parse_duration(text: str, variable: str = "") -> int | None:
@@ -144,7 +175,22 @@ class _Env:
         return (look_up(self._environ, variable) or "").strip()
 
     def words(self, variable: str) -> tuple[str, ...]:
-        return tuple(word.strip() for word in self.text(variable).split(",") if word.strip())
+        text = self.text(variable)
+        words = tuple(word.strip() for word in text.split(",") if word.strip())
+        if text and not words:
+            # Read as no list at all, it would admit every address.
+            raise SettingsError(f"{variable}={text}: expected words separated by commas")
+        return words
+
+    def emails(self, variable: str) -> tuple[str, ...]:
+        """Addresses, or expressions between slashes."""
+        words = self.words(variable)
+        for word in words:
+            try:
+                is_email(word, "")
+            except re.error as error:
+                raise SettingsError(f"{variable}={word}: expected a regular expression: {error}") from None
+        return words
 
     def flag(self, variable: str) -> bool:
         text = self.text(variable)
@@ -162,6 +208,12 @@ class _Env:
 
     def duration(self, variable: str, default: str) -> int | None:
         return parse_duration(self.text(variable) or default, variable)
+
+    def short_duration(self, variable: str, default: str) -> int:
+        seconds = self.duration(variable, default)
+        if seconds is None:
+            raise SettingsError(f"{variable}=never: expected a time such as 15m: these tokens cannot be revoked")
+        return seconds
 
     def url(self, variable: str) -> str:
         text = self.text(variable).rstrip("/")
@@ -189,7 +241,7 @@ def _provider(env: _Env, prefix: str, name: str, issuer: str) -> OpenIdProvider 
         secret,
         redirect,
         tuple(domain.lower() for domain in env.words(f"{prefix}_ALLOWED_DOMAINS")),
-        env.words(f"{prefix}_ALLOWED_EMAILS"),
+        env.emails(f"{prefix}_ALLOWED_EMAILS"),
         env.flag(f"{prefix}_AUTO_PROVISION"),
         role,
     )

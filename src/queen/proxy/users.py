@@ -104,7 +104,8 @@ class UserStore:
             self._sql["create_user"], username, password_hash, role, email, google, identity, provider
         )
         if record is None:
-            raise Conflict(f"there is a user with the name {username!r} or the email {email!r} already")
+            other = f" or the email {email!r}" if email is not None else ""
+            raise Conflict(f"there is a user with the name {username!r}{other} already")
         return User.from_record(record)
 
     async def link_google(self, user: User, subject: str) -> None:
@@ -153,10 +154,19 @@ class UserStore:
     async def forget_sessions(self) -> None:
         await self._pool.execute(self._sql["forget_sessions"])
 
-    async def audit(self, actor: str | None, address: str, action: str, subject: str, after: object = None) -> None:
-        """Note what was done; `action` such as `login` or `user create`."""
-        details = msgspec.json.encode(after).decode() if after is not None else None
-        await self._pool.execute(self._sql["audit_write"], actor, address, action, subject, None, None, details)
+    async def audit(
+        self,
+        actor: str | None,
+        address: str,
+        action: str,
+        subject: str,
+        after: object = None,
+        *,
+        before: object = None,
+    ) -> None:
+        """Note what was done; `action` such as `login` or `user add`."""
+        details = [msgspec.json.encode(one).decode() if one is not None else None for one in (before, after)]
+        await self._pool.execute(self._sql["audit_write"], actor, address, action, subject, None, *details)
 
     async def _one(self, statement: str, *args: object) -> User | None:
         record = await self._pool.fetchrow(self._sql[statement], *args)
@@ -165,6 +175,11 @@ class UserStore:
 
 def is_username(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
+
+
+def as_username(email: str) -> str:
+    """The name of a user with this address, which may have characters that names do not have."""
+    return re.sub(r"[^\w.@+-]", "_", email)[:255]
 
 
 def check_username(username: str) -> None:

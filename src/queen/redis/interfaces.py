@@ -60,9 +60,9 @@ class ReadyQueue(Protocol):
         ...
 
     async def end(self, topic: int, token: str, number: int, taken: int, offered: Sequence[ReadyItem]) -> int:
-        """End the turn: remove so many of the most urgent items, add others. Returns the depth.
+        """End the turn: remove the `taken` most urgent items, add those `offered`. Returns the depth.
 
-        The next turn has this number.
+        The next turn has this `number`.
         """
         ...
 
@@ -75,7 +75,7 @@ class Keys(Protocol):
         ...
 
     async def learn(self, namespace: str, keys: Sequence[str], seconds: float) -> None:
-        """Remember keys for so many seconds, or less when there are too many."""
+        """Remember keys for `seconds`, or less when there are too many."""
         ...
 
 

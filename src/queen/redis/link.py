@@ -69,7 +69,7 @@ class RedisLink:
         await self._ping()
         if not self.up:
             self._lost.set()
-            log.warning("Redis is unavailable; PostgreSQL serves alone until it answers")
+            log.warning("Redis is unavailable; continuing with PostgreSQL alone until it answers")
         self._background.start(self._reconnect())
 
     async def stop(self) -> None:
@@ -108,7 +108,7 @@ class RedisLink:
             return
         self.up = False
         self._lost.set()
-        log.warning("Redis is unavailable, PostgreSQL serves alone: %s", error or type(error).__name__)
+        log.warning("Redis is unavailable, continuing with PostgreSQL alone: %s", error or type(error).__name__)
 
     async def _reconnect(self) -> None:
         while True:

@@ -44,7 +44,7 @@ class MemoryCounters:
 
 
 def _wait(counts: dict[int, int], second: int, too_many: int) -> int:
-    """Seconds until so many are older than a minute."""
+    """Seconds until `too_many` of them are older than a minute."""
     for at in sorted(counts):
         too_many -= counts[at]
         if too_many <= 0:

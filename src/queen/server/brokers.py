@@ -11,6 +11,7 @@ from queen.broker.ack.acker import Acker
 from queen.broker.ack.dead_letters import DeadLetters
 from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
 from queen.broker.ack.redrive import Redriver
+from queen.broker.answer_size import Answers
 from queen.broker.broker import Broker
 from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, named, signal
@@ -103,9 +104,10 @@ def make_broker(
     push = _Push(base)
     pop = _Pop(base)
     ack = _Ack(base, pop, push)
-    topics = _topics(base, shard)
+    answers = Answers(settings.answer_bytes)
+    topics = _topics(base, shard, answers)
     sharded = len(settings.database_dsns) > 1
-    key_values = KeyValues(base.database, base.catalog, meter, sharded=sharded)
+    key_values = KeyValues(base.database, base.catalog, meter, sharded=sharded, answers=answers)
     timers = Timers(base.database, base.catalog, base.envelope, base.ids, meter, sharded=sharded)
     transactions = Transactions(
         base.database,
@@ -127,14 +129,16 @@ def make_broker(
         topics.transaction_ops,
         push.announcer.published,
         dedup_window=settings.dedup_window_seconds,
-        seen=_dedup_filter(settings),
+        dedup_filter=_dedup_filter(settings),
     )
-    stream_queries = StreamQueries(base.database, base.catalog, base.envelope)
+    stream_queries = StreamQueries(
+        base.database, base.catalog, base.envelope, Answers(settings.state_bytes, answers.turns)
+    )
     stream_cycles = StreamCycles(
         base.database, base.catalog, stream_queries, push.pusher, base.leases, base.envelope, pop.popper.leases_ended
     )
     finder = MessageFinder(base.catalog, base.envelope)
-    search = MessageSearch(base.database, base.catalog, base.envelope)
+    search = MessageSearch(base.database, base.catalog, base.envelope, answers)
     jobs = JobRunner(
         base.database,
         lambda push_listener: [
@@ -181,12 +185,18 @@ def make_broker(
         acker=ack.acker,
         renewer=ack.renewer,
         releaser=ack.releaser,
-        dead_letters=DeadLetters(base.database, base.catalog, base.envelope, ack.redriver),
+        dead_letters=DeadLetters(base.database, base.catalog, base.envelope, ack.redriver, answers),
         topics=topics,
         key_values=key_values,
         locks=Locks(base.database, key_values, base.ids, meter),
         timers=timers,
-        ephemeral=Ephemeral(base.database, base.notifications, meter, longest_wait_ms=settings.max_wait_ms),
+        ephemeral=Ephemeral(
+            base.database,
+            base.notifications,
+            meter,
+            longest_wait_ms=settings.max_wait_ms,
+            most_bytes=settings.answer_bytes,
+        ),
         timer_firing=TimerFiring(base.database, jobs.elected, base.modes, timers, appender, base.envelope),
         transactions=transactions,
         stages=stages,
@@ -199,7 +209,14 @@ def make_broker(
             base.database, base.catalog, base.envelope, search, ack.redriver, base.notifications.publish
         ),
         messages=Messages(base.database, base.catalog, base.envelope, finder, ack.redriver, base.notifications.publish),
-        traces=Traces(base.database, base.catalog, base.leases, base.envelope, worker_id),
+        traces=Traces(
+            base.database,
+            base.catalog,
+            base.leases,
+            base.envelope,
+            worker_id,
+            answers,
+        ),
         jobs=jobs,
     )
 
@@ -266,6 +283,7 @@ class _Push:
             base.cache,
             announce=self.announcer.prepare,
             on_stored=self.announcer.stored,
+            on_recognised=self.announcer.published,
         )
         self.lock = AppendLock(
             base.runtime_dir,
@@ -297,6 +315,7 @@ class _Push:
             self.pusher,
             base.envelope,
             base.modes,
+            notifications.publish,
             interval=settings.file_buffer_flush_ms / 1000,
             most_records=settings.file_buffer_max_batch,
         )
@@ -350,7 +369,7 @@ class _Ack:
         )
 
 
-def _topics(base: _Base, shard: int) -> Topics:
+def _topics(base: _Base, shard: int, answers: Answers) -> Topics:
     settings = base.settings
     wal = Spool.open(
         settings.wal_path,
@@ -369,6 +388,7 @@ def _topics(base: _Base, shard: int) -> Topics:
         wal,
         shard,
         base.runtime_dir,
+        answers,
     )
 
 
@@ -383,7 +403,7 @@ def _heartbeat(base: _Base, push: _Push, pop: _Pop) -> DatabaseHeartbeat:
         base.database,
         base.modes,
         grace=base.settings.db_away_ms / 1000,
-        on_down=lambda: push.spool.state.set_trouble(True),
+        on_down=lambda: push.spool.state.set_outage(True),
         on_modes=modes_changed,
     )
 

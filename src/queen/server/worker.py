@@ -30,6 +30,7 @@ from queen.http.api.limits import UNPACKED, RequestLimits, Unpacking
 from queen.http.api.table import add_routes
 from queen.http.auth.audit import Audit, is_audited
 from queen.http.auth.browser import BrowserRules
+from queen.http.auth.forwarded import behind_proxies
 from queen.http.auth.guard import Guard, server_tls
 from queen.http.auth.ip_limit import IpLimit
 from queen.http.auth.lookup import BrokerLookup
@@ -94,11 +95,11 @@ class Worker:
         router = Router(around=_around(settings, tracing, self.broker.topics.counters, audit))
         self.http = HttpServer(
             router,
-            gate=self._gate(settings),
+            gate=behind_proxies(self._gate(settings), settings.trusted_proxies),
             header_lines=browsers.header_lines,
             lines_for=browsers.cors_lines,
             admits_host=browsers.is_host_admitted,
-            check_head=self.guard.check_head,
+            check_head=behind_proxies(self.guard.check_head, settings.trusted_proxies),
             limits=_limits(settings),
             max_body_bytes=settings.body_bytes,
         )
@@ -111,7 +112,7 @@ class Worker:
             self.broker,
             SnapshotStore(runtime_dir, worker_id, settings.num_workers),
             socket.gethostname(),
-            HttpStats(self.http.statuses, self.http.in_flight),
+            HttpStats(self.http.statuses, self.http.in_flight, self.http.open_connections),
         )
         queue_stats = [QueueStats(broker.database, settings.stats_cache_ms / 1000) for broker in self.brokers]
         self._keeping_warm = [one.keep_warm for one in queue_stats]
@@ -132,9 +133,8 @@ class Worker:
             self.consumers,
             self.live,
             DatabaseCopy(self.broker.database, settings.database_dsns[0]),
-            lambda: self.guard.trouble,
+            lambda: self.guard.problem,
             keep_bodies=tracing is not None,
-            open_connections=self.http.open_connections,
         )
         if self._sharded is not None:
             self.api.moves = self._sharded.moves
@@ -161,8 +161,17 @@ class Worker:
         # Loaded where it is asked for, and not in every worker.
         from queen.http.sqs.endpoint import SqsEndpoint
 
+        most = self.settings.ip_limit_per_minute
         return SqsEndpoint(
-            self.settings, self.api.broker, shards, router, audit, self.guard.refused, self.guard.browsers
+            self.settings,
+            self.api.broker,
+            shards,
+            router,
+            audit,
+            self.guard.refused,
+            self.guard.browsers,
+            # Its routes are public, for it finds out itself who sends a request.
+            IpLimit(self.broker.topics.counters, most).around if most else lambda handler: handler,
         )
 
     def _is_flooded(self) -> bool:
@@ -262,12 +271,12 @@ class Worker:
         return Shard(
             broker,
             Queues(broker.database, broker.catalog, broker.publish, broker.meter),
-            Resources(broker.database, broker.catalog.shard, queue_stats),
+            Resources(broker.database, queue_stats, summaries.get),
             groups,
             summaries.get,
             furthest.get,
             Seeks(broker.database, broker.catalog, groups, broker.publish),
-            LogReader(broker.database, broker.catalog.shard, broker.envelope),
+            LogReader(broker.database, broker.envelope),
             Status(broker.database, History(self.broker.database, self.recorder), queue_stats),
             History(broker.database, self.recorder),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -42,6 +42,7 @@ _READING: Final = (
     "maxRowsPerBatch",
     "maxOffsetsPerTrigger",
     "minOffsetsPerTrigger",
+    "minBytesPerTrigger",
     "maxTriggerDelay",
     "maxBytesPerTrigger",
     "maxTasks",
@@ -132,11 +133,13 @@ class BatchLimits:
     min_rows: int | None = None
     max_bytes: int | None = None
     """As they are stored, by whole segments."""
+    min_bytes: int | None = None
+    """As they are stored."""
     delay: float = _TRIGGER_DELAY_SECONDS
-    """Seconds after which fewer than `min_rows` are read all the same."""
+    """Seconds after which fewer than `min_rows` and `min_bytes` are read all the same."""
 
     def __bool__(self) -> bool:
-        return not (self.max_rows is None and self.min_rows is None and self.max_bytes is None)
+        return any(one is not None for one in (self.max_rows, self.min_rows, self.max_bytes, self.min_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,32 +207,13 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
     table = _choice(Table, "table", given.get("table") or given.get("what") or Table.MESSAGES.value)
     queues = _names(given, "queue") or _names(given, "path")
     pattern = _pattern(given)
-    if table is Table.MESSAGES and not queues and pattern is None:
-        raise SettingsError(
-            'say which queue to read: option("queue", "orders"), several separated by commas or as a JSON list, or'
-            ' option("subscribePattern", "orders-.*")'
-        )
-    if queues and pattern is not None:
-        raise SettingsError("give either queue or subscribePattern, not both")
-    if table is not Table.MESSAGES:
-        for name in _given(given, (name for name in _READING if name not in _OF_ALL_TABLES)):
-            raise SettingsError(f"option {name} is for messages; table {table} is read whole")
-    if table is Table.TOPIC and queues:
-        raise SettingsError("topics are not in queues: name them with options namespace and topic")
-    if table is not Table.TOPIC:
-        for name in _given(given, _OF_TOPICS):
-            raise SettingsError(f"option {name} is for items of topics, which option table with the value topic reads")
-    if len(set(queues)) < len(queues):
-        raise SettingsError(f"option queue names a queue twice: {', '.join(queues)}")
+    _check_source(given, table, queues, pattern)
     several = len(queues) if pattern is None else 2
     if given.get("parsedcolumn") and not given.get("schema"):
         raise SettingsError("parsedColumn names the struct that schema is parsed into: give option schema as well")
     ending = _edge(given, "ending", several) or LATEST
     starting = _edge(given, "starting", several)
-    if ending.kind is EdgeKind.EARLIEST:
-        raise SettingsError("endingOffsets cannot be earliest: nothing would be read")
-    if starting is not None and starting.time is not None and ending.time is not None and starting.time > ending.time:
-        raise SettingsError("endingTimestamp is before startingTimestamp: nothing would be read")
+    _check_edges(starting, ending)
     partitions = _names(given, "partitions")
     if given.get("partitions") and not partitions:
         raise SettingsError("option partitions names none: leave it out to read them all")
@@ -259,6 +243,34 @@ def parse_read_options(options: Mapping[str, str], environment: Mapping[str, str
     )
 
 
+def _check_source(given: Mapping[str, str], table: Table, queues: Sequence[str], pattern: str | None) -> None:
+    """Queues, or a pattern of them, are named where messages are read, and every option is one of the table."""
+    if table is Table.MESSAGES and not queues and pattern is None:
+        raise SettingsError(
+            'say which queue to read: option("queue", "orders"), several separated by commas or as a JSON list, or'
+            ' option("subscribePattern", "orders-.*")'
+        )
+    if queues and pattern is not None:
+        raise SettingsError("give either queue or subscribePattern, not both")
+    if table is not Table.MESSAGES:
+        for name in _given(given, (name for name in _READING if name not in _OF_ALL_TABLES)):
+            raise SettingsError(f"option {name} is for messages; table {table} is read whole")
+    if table is Table.TOPIC and queues:
+        raise SettingsError("topics are not in queues: name them with options namespace and topic")
+    if table is not Table.TOPIC:
+        for name in _given(given, _OF_TOPICS):
+            raise SettingsError(f"option {name} is for items of topics, which option table with the value topic reads")
+    if len(set(queues)) < len(queues):
+        raise SettingsError(f"option queue names a queue twice: {', '.join(queues)}")
+
+
+def _check_edges(starting: Edge | None, ending: Edge) -> None:
+    if ending.kind is EdgeKind.EARLIEST:
+        raise SettingsError("endingOffsets cannot be earliest: nothing would be read")
+    if starting is not None and starting.time is not None and ending.time is not None and starting.time > ending.time:
+        raise SettingsError("endingTimestamp is before startingTimestamp: nothing would be read")
+
+
 def _limits(given: Mapping[str, str]) -> BatchLimits:
     rows, offsets = _count(given, "maxRowsPerBatch"), _count(given, "maxOffsetsPerTrigger")
     if rows is not None and offsets is not None and rows != offsets:
@@ -266,17 +278,21 @@ def _limits(given: Mapping[str, str]) -> BatchLimits:
     most, least = rows or offsets, _count(given, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise SettingsError(f"minOffsetsPerTrigger ({least}) must not be above maxOffsetsPerTrigger ({most})")
+    most_bytes, least_bytes = _count(given, "maxBytesPerTrigger"), _count(given, "minBytesPerTrigger")
+    if most_bytes is not None and least_bytes is not None and least_bytes > most_bytes:
+        raise SettingsError(f"minBytesPerTrigger ({least_bytes}) must not be above maxBytesPerTrigger ({most_bytes})")
     delay = _TRIGGER_DELAY_SECONDS
     if text := given.get("maxtriggerdelay"):
-        if least is None:
+        if least is None and least_bytes is None:
             raise SettingsError(
-                "maxTriggerDelay is how long a batch waits for minOffsetsPerTrigger messages: give that option as well"
+                "maxTriggerDelay is how long a batch waits for minOffsetsPerTrigger messages, or minBytesPerTrigger:"
+                " give that option as well"
             )
         found = duration_ms(text)
         if found is None:
             raise SettingsError(f"maxTriggerDelay must be {EXPECTED_DURATION}, not {text!r}")
         delay = found / 1000
-    return BatchLimits(most, least, _count(given, "maxBytesPerTrigger"), delay)
+    return BatchLimits(most, least, most_bytes, least_bytes, delay)
 
 
 def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -15,6 +15,9 @@ import pyarrow.json as pj
 from queen.errors import BadRequest, SettingsError
 
 _BRACE: Final = ord("{")
+_raw = msgspec.Raw
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 Broken = Callable[[int, str], None]
 """Called with the number of a payload that does not fit the schema, and why. It may raise."""
@@ -28,7 +31,11 @@ class PayloadParser:
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._parsed = pa.schema([pa.field(field.name, _parsed_type(field.name, field.type)) for field in schema])
+        # Times are parsed to the microsecond, of which Arrow knows more years, else to the nanosecond. What fits most
+        # payloads is tried first.
+        self._parsed = [_parsed_schema(schema, "us")]
+        if (finer := _parsed_schema(schema, "ns")) != self._parsed[0]:
+            self._parsed.append(finer)
 
     def parse(self, payloads: pa.Array, broken: Broken) -> tuple[pa.Table, npt.NDArray[np.bool_]]:
         """The fields, and which payloads do not fit: all fields of those are null."""
@@ -76,26 +83,40 @@ class PayloadParser:
     ) -> pa.Table:
         """One payload that Arrow does not take as it is."""
         try:
-            record = json.loads(payloads[0].as_py())
-            changed = json.dumps(_with_texts(record, pa.struct(list(self._parsed)))).encode()
+            changed = _with_texts(payloads[0].as_py().encode(), pa.struct(list(self._parsed[0])))
             return self._parse_all(pa.array([changed], pa.binary()).cast(pa.string()))
-        except (pa.ArrowInvalid, ValueError, RecursionError):
+        except (pa.ArrowInvalid, msgspec.DecodeError, ValueError, RecursionError):
             broken(index, why)
             unfit[index] = True
             return self._nothing(1)
 
     def _parse_all(self, payloads: pa.Array) -> pa.Table:
         lines = pc.binary_join_element_wise(payloads, "", "\n").buffers()[2]
+        first, *finer = self._parsed
+        try:
+            return self._parse_as(first, lines, len(payloads))
+        except pa.ArrowInvalid:
+            if not finer:
+                raise
+        table = self._parse_as(finer[0], lines, len(payloads))
+        self._parsed = [*finer, first]
+        return table
+
+    def _parse_as(self, parsed: pa.Schema, lines: pa.Buffer, count: int) -> pa.Table:
         table = pj.read_json(
             pa.BufferReader(lines),
             read_options=pj.ReadOptions(use_threads=False, block_size=lines.size + 1),
             parse_options=pj.ParseOptions(
-                explicit_schema=self._parsed, newlines_in_values=True, unexpected_field_behavior="ignore"
+                explicit_schema=parsed, newlines_in_values=True, unexpected_field_behavior="ignore"
             ),
         )
-        if table.num_rows != len(payloads):
-            raise pa.ArrowInvalid(f"{len(payloads)} payloads are {table.num_rows} JSON values")
-        return table.select(self._schema.names).cast(self._schema)
+        if table.num_rows != count:
+            raise pa.ArrowInvalid(f"{count} payloads are {table.num_rows} JSON values")
+        columns = [
+            pc.cast(table.column(field.name), options=pc.CastOptions(field.type, allow_time_truncate=True))
+            for field in self._schema
+        ]
+        return pa.Table.from_arrays(columns, schema=self._schema)
 
     def _nothing(self, rows: int) -> pa.Table:
         return pa.table([pa.nulls(rows, field.type) for field in self._schema], schema=self._schema)
@@ -117,7 +138,7 @@ def as_struct(table: pa.Table) -> pa.Array:
 def check_payload_schema(schema: pa.Schema) -> None:
     """Raises `SettingsError` for what payloads cannot be parsed into."""
     for field in schema:
-        _parsed_type(field.name, field.type)
+        _parsed_type(field.name, field.type, "us")
         if not field.nullable:
             raise SettingsError(
                 f"the schema says that {field.name} is NOT NULL, but a payload may lack it: leave it out"
@@ -142,31 +163,42 @@ def _objects(payloads: pa.Array) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _with_texts(value: Any, kind: pa.DataType) -> Any:
-    """A decoded value with everything that is to be text, and is not, as its JSON."""
-    if value is None:
-        return None
+def _with_texts(value: bytes, kind: pa.DataType) -> bytes:
+    """JSON with everything that is to be text, and is not, as the text of its JSON: digits stay as they were."""
+    first = value.lstrip()[:1]
+    if first == b"n":
+        return value
     if pa.types.is_string(kind):
-        return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    if pa.types.is_struct(kind) and isinstance(value, dict):
+        return value if first == b'"' else msgspec.json.encode(msgspec.json.format(value, indent=-1).decode())
+    if pa.types.is_struct(kind) and first == b"{":
         known = {field.name: field.type for field in kind}
-        return {key: _with_texts(one, known[key]) for key, one in value.items() if key in known}
-    if pa.types.is_list(kind) and isinstance(value, list):
-        return [_with_texts(one, kind.value_type) for one in value]
+        found = _fields(value).items()
+        return msgspec.json.encode(
+            {key: _raw(_with_texts(bytes(one), known[key])) for key, one in found if key in known}
+        )
+    if pa.types.is_list(kind) and first == b"[":
+        return msgspec.json.encode([_raw(_with_texts(bytes(one), kind.value_type)) for one in _items(value)])
     return value
 
 
-def _parsed_type(name: str, kind: pa.DataType) -> pa.DataType:
-    """The type that the parser is asked for; the result is cast, which fails for what does not fit."""
+def _parsed_schema(schema: pa.Schema, unit: str) -> pa.Schema:
+    return pa.schema([pa.field(field.name, _parsed_type(field.name, field.type, unit)) for field in schema])
+
+
+def _parsed_type(name: str, kind: pa.DataType, unit: str) -> pa.DataType:
+    """What the parser is asked for, times in this unit; the result is cast, which fails for what does not fit."""
     if pa.types.is_date32(kind):
         return pa.string()
     if pa.types.is_decimal128(kind):
         # The parser multiplies by the scale without a check: 38 digits and a scale of 38 fit into 256 bits.
         return pa.decimal256(38, kind.scale)
     if pa.types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _parsed_type(f"{name}.{field.name}", field.type)) for field in kind])
+        inner = [(field.name, _parsed_type(f"{name}.{field.name}", field.type, unit)) for field in kind]
+        return pa.struct(inner)
     if pa.types.is_list(kind):
-        return pa.list_(_parsed_type(f"{name}[]", kind.value_type))
+        return pa.list_(_parsed_type(f"{name}[]", kind.value_type, unit))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp(unit, kind.tz)
     simple = (
         pa.types.is_boolean,
         pa.types.is_integer,
@@ -174,7 +206,6 @@ def _parsed_type(name: str, kind: pa.DataType) -> pa.DataType:
         pa.types.is_decimal,
         pa.types.is_string,
         pa.types.is_binary,
-        pa.types.is_timestamp,
     )
     if any(is_one(kind) for is_one in simple):
         return kind

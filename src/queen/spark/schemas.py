@@ -1,4 +1,4 @@
-"""The columns of what can be read."""
+"""The columns of the tables that can be read."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ def _with_payload(columns: StructType, schema: str, mode: ParseMode, struct: str
     corrupt = f", {CORRUPT_RECORD} STRING" if mode is ParseMode.PERMISSIVE and CORRUPT_RECORD not in schema else ""
     if struct is not None:
         schema = f"`{struct}` STRUCT<{schema}>"
-    return f"{ddl}, {schema}{corrupt}"
+    # As one type: of a list of columns, Spark reports the first as the place of any error.
+    return f"STRUCT<{ddl}, {schema}{corrupt}>"
 
 
 def _from_json(schema: str) -> StructType:

@@ -83,6 +83,10 @@ class RecordStore(Protocol):
         """Quarantined records with the same key are retried in order."""
         ...
 
+    def announce(self, records: Sequence[Record]) -> None:
+        """Wake what waits for records that an attempt of unknown outcome may have stored."""
+        ...
+
 
 class BreakerState(IntEnum):
     """What a circuit breaker lets through: everything, one attempt, nothing."""
@@ -221,6 +225,7 @@ class Drainer:
         self._stopping = asyncio.Event()
         self._was_down = False
         self._moved = False
+        self._unknown: Sequence[Record] = ()
         self._retried_at = -retry_seconds
         self._kept_checked_at = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -296,14 +301,15 @@ class Drainer:
         if not self.positions.loaded:
             state.note_breaker(self.breaker.state)
             await self.positions.load()
+            self._announce_unknown()
         if state.engaged and state.due:
             await self._drain()
         elif reader.has_files:
             # Stored while it was still being written: it is removed once its worker has finished it.
             await asyncio.to_thread(reader.clear_if_drained)
             await self.positions.remove_finished()
-        if state.trouble and not state.records:
-            state.set_trouble(False)
+        if state.outage and not state.records:
+            state.set_outage(False)
         now = time.monotonic()
         if now - self._retried_at > self._retry_seconds:
             self._retried_at = now
@@ -317,6 +323,7 @@ class Drainer:
         started, messages, oldest = time.monotonic(), 0, time.time()
         if self.positions.uncertain:
             await self.positions.resume()
+            self._announce_unknown()
         while not self._paused() and (self._flush_seconds or not self._stopping.is_set()):
             taken = await asyncio.to_thread(reader.take, self._batch_records, _LARGEST_BATCH_BYTES)
             if not taken:
@@ -327,8 +334,8 @@ class Drainer:
             await self._store_taken(taken)
             self.positions.uncertain = self._moved = False
             self.breaker.succeeded()
-            if state.trouble:
-                state.set_trouble(False)
+            if state.outage:
+                state.set_outage(False)
             await self.positions.remove_finished()
             messages += sum(one.record.count for one in taken)
             oldest = min(oldest, taken[0].record.at)
@@ -342,8 +349,9 @@ class Drainer:
         upto = {one.file_id: one.end for one in taken}
         since = {one.file_id: one.tail.settled for one in taken}
         spans = [Span(file_id, since[file_id], upto[file_id]) for file_id in since]
+        self._unknown = [one.record for one in taken]
         try:
-            await self._store.store(spans, [one.record for one in taken])
+            await self._store.store(spans, self._unknown)
         except RecordsRefused as error:
             if len(taken) > 1:
                 middle = len(taken) // 2
@@ -351,9 +359,16 @@ class Drainer:
                 await self._store_taken(taken[middle:])
                 return
             await self._store.divert(spans[0], taken[0].record, error)
+        self._unknown = ()
         self._spool.reader.settle(taken)
         if self.on_stored is not None:
             await self.on_stored(spans)
+
+    def _announce_unknown(self) -> None:
+        """The attempt that failed last may have been committed: then its records are passed over from now on."""
+        unknown, self._unknown = self._unknown, ()
+        if unknown:
+            self._store.announce(unknown)
 
     async def _retry_quarantined(self) -> None:
         """Store quarantined records that are accepted by now."""

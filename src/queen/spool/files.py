@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import xxhash
 
+from queen.files import sync, try_lock
 from queen.spool.record import Record, decode_record, encode_record
 
 _SIGNATURE = b"QUEENSP1"
@@ -82,19 +83,10 @@ _FILE_NAME = re.compile(_ID + r"\.buf(\.tmp)?", re.ASCII)
 _LOCK = "lock"
 
 
-def sync_directory(path: Path) -> None:
-    """Fsync a directory, so that the names in it are as durable as the files."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def make_directory(path: Path) -> None:
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        sync_directory(path.parent)
+        sync(path.parent)
 
 
 def write_durably(path: Path, content: bytes) -> None:
@@ -110,7 +102,7 @@ def write_durably(path: Path, content: bytes) -> None:
     finally:
         os.close(file)
     partial.rename(path)
-    sync_directory(path.parent)
+    sync(path.parent)
 
 
 def write_all(file: int, content: bytes) -> None:
@@ -153,12 +145,9 @@ def is_written_to(directory: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(file)
     finally:
         os.close(file)
-    return False
 
 
 def left_records(root: Path) -> Iterator[tuple[Record, int]]:

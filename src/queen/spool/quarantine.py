@@ -10,13 +10,13 @@ from pathlib import Path
 
 import msgspec
 
+from queen.files import sync
 from queen.spool.files import (
     FAILED,
     FINISHED,
     file_records,
     make_directory,
     single_record_file,
-    sync_directory,
     write_durably,
 )
 from queen.spool.record import Record
@@ -69,7 +69,7 @@ class FailedRecords:
             return
         failed.path.unlink(missing_ok=True)
         failed.path.with_suffix(_NOTE).unlink(missing_ok=True)
-        sync_directory(self._directory)
+        sync(self._directory)
 
     def read(self) -> Iterator[Failed]:
         """Every quarantined record, oldest first."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from queen.files import sync
 from queen.spool.files import (
     DAMAGED,
     FINISHED,
@@ -26,7 +27,6 @@ from queen.spool.files import (
     readable,
     remove_directory,
     spool_files,
-    sync_directory,
     write_durably,
 )
 from queen.spool.record import Record
@@ -114,11 +114,11 @@ class SpoolReader:
                 if tail.file_id is not None:
                     gone.append(tail.file_id)
             if over:
-                sync_directory(directory)
+                sync(directory)
         return gone
 
     def remove_kept(self, keep_seconds: int) -> None:
-        """Remove files from `replayed/` after so many seconds."""
+        """Remove files from `replayed/` after `keep_seconds`."""
         directory = self._root / REPLAYED
         for path in directory.iterdir() if directory.is_dir() else ():
             if path.stat().st_mtime < time.time() - keep_seconds:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from queen.shared_memory import share
+from queen.files import share, try_lock
 from queen.spool.record import BUCKETS, Record
 
-_ENGAGED, _TROUBLE, _WANTED, _BREAKER = range(4)
+_ENGAGED, _OUTAGE, _WANTED, _BREAKER = range(4)
 _COUNTS = 1024
 _SIZE = _COUNTS + 4 * BUCKETS
 _NUMBER = struct.Struct("<Q")
@@ -70,11 +70,7 @@ class SharedSpoolState:
     def join(self, leftovers: Callable[[], Iterable[tuple[Record, int]]]) -> None:
         """Start using the state; the first process resets it to the records (and their sizes) that were left."""
         with self.locked():
-            try:
-                fcntl.flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass
-            else:
+            if try_lock(self._users):
                 self._begin(leftovers())
             # The kernel releases it when this process dies, however it dies.
             fcntl.flock(self._users, fcntl.LOCK_SH)
@@ -103,7 +99,7 @@ class SharedSpoolState:
             try:
                 yield
             finally:
-                self.memory[_ENGAGED] = bool(self.memory[_TROUBLE] or self.records)
+                self.memory[_ENGAGED] = bool(self.memory[_OUTAGE] or self.records)
                 fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     @property
@@ -112,13 +108,13 @@ class SharedSpoolState:
         return self.memory[_ENGAGED] != 0
 
     @property
-    def trouble(self) -> bool:
+    def outage(self) -> bool:
         """Whether PostgreSQL did not accept the last pushes."""
-        return self.memory[_TROUBLE] != 0
+        return self.memory[_OUTAGE] != 0
 
-    def set_trouble(self, trouble: bool) -> None:
+    def set_outage(self, outage: bool) -> None:
         with self.locked():
-            self.memory[_TROUBLE] = trouble
+            self.memory[_OUTAGE] = outage
 
     def holds(self, buckets: Iterable[int]) -> bool:
         """Whether records of these buckets may wait."""

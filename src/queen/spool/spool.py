@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from queen.files import try_lock
 from queen.spool.files import directories, left_records, make_directory, spool_files
 from queen.spool.quarantine import FailedRecords
 from queen.spool.reader import SpoolReader
@@ -97,13 +97,8 @@ class Spool:
 
     def may_replay(self) -> bool:
         """Whether this process drains the spool; once it does, it does so until it ends."""
-        if not self._replaying:
-            try:
-                fcntl.flock(self._replay_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            self._replaying = True
-        return True
+        self._replaying = self._replaying or try_lock(self._replay_lock)
+        return self._replaying
 
     @property
     def replays(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from queen.errors import Overloaded
+from queen.files import sync
 from queen.spool.files import (
     FINISHED,
     FRAME_BYTES,
@@ -22,7 +23,6 @@ from queen.spool.files import (
     claim_directory,
     file_header,
     frame,
-    sync_directory,
     write_all,
 )
 from queen.spool.record import Record, encode_record
@@ -113,7 +113,7 @@ class SpoolWriter:
             self._lock = None
 
     def _begin_finish(self) -> None:
-        if self._state.trouble:
+        if self._state.outage:
             # Nothing can be stored now: avoid many small files.
             self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._begin_finish)
             return
@@ -236,7 +236,7 @@ class _OpenFile:
         write_all(self._file, content)
         os.fdatasync(self._file)
         if not self._named:
-            sync_directory(self._path.parent)
+            sync(self._path.parent)
             self._named = True
         self.size += len(content)
         self.records += len(records)
@@ -254,4 +254,4 @@ class _OpenFile:
             self._path.unlink()
         else:
             self._path.rename(self._path.with_name(f"{self._id}{FINISHED}"))
-        sync_directory(self._path.parent)
+        sync(self._path.parent)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
 import asyncpg
 from asyncpg import prepared_stmt
 
-from queen.errors import DatabaseUnavailable, Overloaded, QueenError
+from queen.errors import DatabaseDown, DatabaseUnavailable, Overloaded, QueenError
 from queen.storage.statements import load_statements
 
 log = logging.getLogger(__name__)
@@ -60,12 +60,12 @@ class Availability:
         self.answers = 0
 
     def check(self) -> None:
-        """Raises `DatabaseUnavailable` at once instead of after a timeout."""
+        """Raises `DatabaseDown` at once instead of `DatabaseUnavailable` after a timeout."""
         if self.down:
             raise self.error()
 
-    def error(self) -> DatabaseUnavailable:
-        return DatabaseUnavailable(_unavailable(self.reason))
+    def error(self) -> DatabaseDown:
+        return DatabaseDown(_unavailable(self.reason))
 
 
 class Fetcher(Protocol):
@@ -332,7 +332,7 @@ class Database:
     async def connect(self, **settings: str) -> Connection:
         """A new connection, which the caller closes, with more settings of the session."""
         try:
-            return await asyncpg.connect(
+            return await self._open_connection(
                 self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings | settings
             )
         except UNAVAILABLE_ERRORS as error:
@@ -370,12 +370,22 @@ class Database:
             timeout=self._connect_timeout,
             command_timeout=None,
             server_settings=self._view_settings,
+            connect=self._open_connection,
             # Nothing here leaves session state behind, so the round trip that would undo it is saved.
             reset=_keep_session,
         )
 
+    async def _open_connection(self, *args: Any, **kwargs: Any) -> Connection:
+        try:
+            return await asyncpg.connect(*args, **kwargs)
+        except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS):
+            raise
+        except asyncpg.PostgresError as error:
+            # A password that was changed, a database that is gone: no request can do anything about it.
+            raise ConnectionError(str(error)) from error
+
     async def _connect_link(self) -> Connection:
-        return await asyncpg.connect(self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings)
+        return await self._open_connection(self._dsn, timeout=self._connect_timeout, server_settings=self._hot_settings)
 
 
 class Transaction:
@@ -412,12 +422,15 @@ def _unavailable(reason: str) -> str:
 
 
 def unavailable_reason(error: BaseException) -> str:
-    """Why PostgreSQL cannot be used, in words that say nothing of the driver's inner state."""
+    """Why PostgreSQL cannot be used, in one line that says nothing of the driver's inner state."""
+    if isinstance(error, DatabaseUnavailable) and error.__cause__ is not None:
+        return unavailable_reason(error.__cause__)
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | asyncpg.ConnectionDoesNotExistError):
         return "connection lost"
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    return str(error) or type(error).__name__
+    # PostgreSQL's details and hints are lines of their own.
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 class AdvisoryLock(IntEnum):

@@ -61,7 +61,7 @@ async def _set_up(dsns: Sequence[str]) -> list[int]:
             check_number(row["number"], number)
         if not known and unavailable:
             raise DatabaseUnavailable(
-                f"shard {unavailable[0]} is unavailable; all shards must be available at their first start"
+                f"shard {unavailable[0]} is unavailable, and no other says which there are: the first start needs all"
             )
         layout = await _layout(reached, known)
         if max(layout) >= len(dsns):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
+from queen.client.topics.schedule import check_schedule
 from queen.tasks.connection import Connection
 from queen.tasks.jobs import Job
 from queen.tasks.task import Signature, Task, TaskOptions
@@ -110,9 +111,12 @@ class App:
     ) -> Callable[[Task[P, R]], Task[P, R]]:
         """Defer a task at every tick of a cron expression, once however many workers run; goes above `@app.task`."""
 
+        check_schedule(expression, timezone, catch_up)
+
         def decorate(task: Task[P, R]) -> Task[P, R]:
             if not isinstance(task, Task):
                 raise TypeError("@app.cron goes above @app.task, and decorates a task")
+            task.s(*args, **kwargs).check()
             self.schedules.append(Schedule(task, expression, args, kwargs, timezone, catch_up))
             return task
 

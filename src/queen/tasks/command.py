@@ -28,6 +28,10 @@ class AppNotFound(QueenError):
     """`module:app` names no application."""
 
 
+class WorkerRefused(QueenError):
+    """The application cannot be run with these options."""
+
+
 def load_app(spec: str) -> App:
     """The application that `module:name` names, in the working directory or installed."""
     module_name, _, name = spec.partition(":")
@@ -49,8 +53,13 @@ def run_worker(
     spec: str, queues: Sequence[str], concurrency: int, processes: int = 1, stop_timeout: float | None = None
 ) -> None:
     """Run workers until SIGTERM or SIGINT; jobs that run are finished, unless they take longer than `stop_timeout`."""
+    if processes < 1:
+        raise WorkerRefused(f"processes must be at least 1, not {processes}")
     app = load_app(spec)
-    worker = Worker(app, queues=queues, concurrency=concurrency, stop_timeout=stop_timeout)
+    try:
+        worker = Worker(app, queues=queues, concurrency=concurrency, stop_timeout=stop_timeout)
+    except ValueError as error:
+        raise WorkerRefused(str(error)) from error
     if processes > 1:
         arguments = [spec, "--concurrency", str(concurrency), *(part for one in queues for part in ("--queue", one))]
         if stop_timeout is not None:
@@ -73,7 +82,7 @@ async def _run_until_signal(app: App, worker: Worker) -> None:
 
 
 def _supervise(command: list[str], processes: int) -> None:
-    """Keep so many processes running; one that ends by itself is started again."""
+    """Keep `processes` running; one that ends by itself is restarted."""
     stopping = False
 
     def stop(number: int, _: object) -> None:
@@ -83,7 +92,7 @@ def _supervise(command: list[str], processes: int) -> None:
             child.send_signal(signal.SIGTERM)
 
     def start() -> subprocess.Popen[bytes]:
-        # A session of its own, so that Ctrl-C comes once; the pipe tells it when this process is no more.
+        # A session of its own, so that Ctrl-C comes once; the pipe closes when this process ends.
         return subprocess.Popen([*command, "--stop-at-eof"], start_new_session=True, stdin=subprocess.PIPE)
 
     children = [start() for _ in range(processes)]
@@ -95,6 +104,9 @@ def _supervise(command: list[str], processes: int) -> None:
             if child.poll() is not None and not stopping:
                 logger.error("worker %d ended with code %d, starting another", child.pid, child.returncode)
                 children[index] = start()
+    # Once more: one that was being started when the signal came has not got it.
+    for child in children:
+        child.send_signal(signal.SIGTERM)
     for child in children:
         child.wait()
 
@@ -122,5 +134,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         run_worker(given.app, given.queue, given.concurrency, given.processes, given.stop_timeout)
-    except (QueenError, ValueError) as error:
+    except QueenError as error:
         raise SystemExit(f"queen worker: {error}") from error

@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from queen.client.errors import TRANSIENT, RequestError
 from queen.errors import QueenError
 from queen.tasks.connection import Connection
 
@@ -25,11 +26,6 @@ _LONGEST_PAUSE_SECONDS = 0.5
 
 class JobFailed(QueenError):
     """The job failed for the last time; the message is that of its error."""
-
-
-def text_of_error(error: BaseException) -> str:
-    """What is said of an error in logs, results and reports."""
-    return f"{type(error).__name__}: {error}"
 
 
 class Step(msgspec.Struct, omit_defaults=True):
@@ -86,12 +82,18 @@ class Job(Generic[R]):
 
     async def result(self, seconds: float | None = 30.0) -> R:
         """What the task returned; waits for it up to `seconds`. Raises `JobFailed` or `TimeoutError`."""
+        unavailable: RequestError | None = None
         for pause in self._pauses(seconds):
-            outcome = await self._load()
-            if outcome.status != "waiting":
-                return self._returned(outcome)
+            try:
+                outcome = await self._load()
+            except TRANSIENT as error:
+                unavailable = error
+            else:
+                unavailable = None
+                if outcome.status != "waiting":
+                    return self._returned(outcome)
             await asyncio.sleep(pause)
-        raise self._too_late(seconds)
+        raise self._too_late(seconds) from unavailable
 
     def status_sync(self) -> Status:
         """`status` in a program without an event loop."""
@@ -99,12 +101,18 @@ class Job(Generic[R]):
 
     def result_sync(self, seconds: float | None = 30.0) -> R:
         """`result` in a program without an event loop."""
+        unavailable: RequestError | None = None
         for pause in self._pauses(seconds):
-            outcome = self._load_sync()
-            if outcome.status != "waiting":
-                return self._returned(outcome)
+            try:
+                outcome = self._load_sync()
+            except TRANSIENT as error:
+                unavailable = error
+            else:
+                unavailable = None
+                if outcome.status != "waiting":
+                    return self._returned(outcome)
             time.sleep(pause)
-        raise self._too_late(seconds)
+        raise self._too_late(seconds) from unavailable
 
     async def _load(self) -> Outcome:
         return _read_outcome((await self._connection.run_kv(_get(self.id)))[0])
@@ -136,7 +144,7 @@ def following_id(job: str) -> str:
 
 
 def put_outcome(job: str, outcome: Outcome, seconds: int) -> dict[str, Any]:
-    """The operation that keeps an outcome for so many seconds."""
+    """The operation that keeps an outcome for `seconds`."""
     return {"op": "put", "key": f"job.{job}", "value": outcome, "ttlSeconds": seconds}
 
 

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from queen.client.errors import RequestError
+from queen.client.errors import RequestError, text_of_error
 from queen.tasks.app import App, Schedule
-from queen.tasks.jobs import Context, text_of_error
+from queen.tasks.jobs import Context
 from queen.tasks.task import Task
 from queen.wire.api.resources.tasks import (
     APPLICATION_KEY,

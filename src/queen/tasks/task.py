@@ -183,6 +183,10 @@ class Signature(Generic[R]):
                 return Job(_last_of(str(identity), step), connection)
             turn = now
 
+    def check(self) -> None:
+        """Raises `TypeError` if the arguments do not fit."""
+        self._item()
+
     def as_item(self) -> tuple[Job[R], dict[str, Any]]:
         """The job, and an item for the topic of the task; not for unique jobs, which need more than one request."""
         step, item = self._item()
@@ -237,9 +241,9 @@ def get_turn(unique: str) -> dict[str, Any]:
     return {"op": "get", "key": f"unique.{unique}"}
 
 
-def next_turn(unique: str) -> dict[str, Any]:
-    """The operation that frees a unique key."""
-    return {"op": "incr", "key": f"unique.{unique}", "delta": 1, "ttlSeconds": _TURN_SECONDS}
+def next_turn(unique: str, turn: int) -> dict[str, Any]:
+    """The operation that ends a turn of a unique key, however often: a job may run twice, and end twice."""
+    return {"op": "incr", "key": f"unique.{unique}", "delta": 1, "max": turn + 1, "ttlSeconds": _TURN_SECONDS}
 
 
 def _turn(found: list[dict[str, Any]]) -> int:

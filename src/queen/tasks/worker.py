@@ -6,19 +6,30 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import math
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
-from queen.client.errors import AuthError
+from queen.client.errors import TRANSIENT, AuthError, DeadLetterError, text_of_error
 from queen.tasks.app import App, Schedule
-from queen.tasks.jobs import Context, Outcome, Step, _current, following_id, put_outcome, text_of_error
+from queen.tasks.jobs import Context, Outcome, Step, _current, following_id, put_outcome
 from queen.tasks.reports import Activity
 from queen.tasks.task import Task, next_turn
+
+_LARGEST_RESULT = (1 << 20) - 100
+"""Bytes: what the server takes as the value of a key, less what stands around the result."""
+_RETRY_SECONDS = 0.5
+_NOT_STORED = "the outcome of a job cannot be stored"
+_TOPIC_RETRIES = 3
+"""The default of topics."""
+_LOST_ATTEMPTS = 3
+"""How often a job runs again, beyond its retries, because its worker died: perhaps it kills them."""
 
 logger = logging.getLogger("queen.tasks")
 
@@ -39,6 +50,8 @@ class Worker:
         stop_timeout: float | None = None,
     ) -> None:
         """Without `queues`, of all queues. A stop waits for jobs that run, at most `stop_timeout` seconds."""
+        if concurrency < 1:
+            raise ValueError(f"concurrency must be at least 1, not {concurrency}")
         known = {task.settings.queue for task in app.tasks.values()}
         unknown = sorted(set(queues) - known)
         if unknown:
@@ -51,19 +64,24 @@ class Worker:
         self._lease_seconds = lease_seconds
         self._stop_timeout = stop_timeout
         self._activity = Activity(app, self._tasks, concurrency)
+        self._limits = {topic: _Limits.of(task.settings.retries) for topic, task in self._tasks.items()}
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="queen-task")
+        self._ended = asyncio.Event()
 
     async def run(self, stop: asyncio.Event | None = None) -> None:
         """Run until `stop` is set, or SIGTERM or SIGINT come."""
         async with self._app.lifespan():
+            ended = self._ended = stop or asyncio.Event()
             for task in self._tasks.values():
-                await self._configure(task)
-            ended = stop or asyncio.Event()
+                await self._until_available(partial(self._configure, task), "the worker waits for its server")
             beside = [
                 asyncio.create_task(self._schedule(one, ended))
                 for one in self._app.schedules
                 if one.task.topic in self._tasks
             ]
+            for schedule in beside:
+                # A schedule that fails ends the worker, which raises its error.
+                schedule.add_done_callback(lambda _: ended.set())
             beside.append(asyncio.create_task(self._activity.report_until(ended)))
             logger.info("worker of %d tasks is ready (%d at a time)", len(self._tasks), self._concurrency)
             try:
@@ -99,10 +117,10 @@ class Worker:
             consuming.result()
 
     async def _configure(self, task: Task[Any, Any]) -> None:
-        """Have the server retry as the task says."""
+        """Have the server retry as the task says, and deliver jobs again whose workers have died."""
         settings = task.settings
         wanted = {
-            "max_retries": settings.retries,
+            "max_retries": self._limits[task.topic].deliveries,
             "backoff_base_ms": round(settings.backoff * 1000),
             "backoff_cap_ms": round(settings.backoff_cap * 1000),
         }
@@ -113,7 +131,9 @@ class Worker:
         try:
             await topic.configure(**wanted)
         except AuthError as error:
-            logger.warning("retries of task %s are those of its topic, this token may not set them: %s", task, error)
+            logger.warning("this token may not set the retries of task %s, its topic has its own: %s", task, error)
+            allowed = _TOPIC_RETRIES if counts is None else counts["options"]["max_retries"]
+            self._limits[task.topic] = _Limits.of(settings.retries, allowed)
 
     async def _schedule(self, schedule: Schedule, stop: asyncio.Event) -> None:
         task = schedule.task
@@ -135,21 +155,29 @@ class Worker:
         step = msgspec.convert(item["data"], Step)
         # A unique job and a tick of a schedule have no id of their own.
         job = step.job or str(item["id"])
-        attempt, final = item["retries"] + 1, item["retries"] >= task.settings.retries
+        attempt, turn, limits = item["retries"] + 1, _turn_of(item), self._limits[task.topic]
+        if attempt > limits.deliveries and attempt > limits.retries + 1:
+            text = f"the worker of attempt {attempt - 1} died, or could not reach the server for longer than its lease"
+            logger.error("job %s of task %s failed for good: %s", job, task.name, text)
+            await self._end(job, step, turn, Outcome("failed", error=text))
+            raise DeadLetterError(text)
+        # Beyond its retries a job comes only if workers have died: had it failed, it would be a dead letter.
+        final = attempt > limits.retries
         began = time.monotonic()
         try:
             with self._activity.attempt(Context(job, task.name, attempt), final=final):
-                result = _as_json(await self._call(task, step, Context(job, task.name, attempt)))
+                result = _as_json(task, await self._call(task, step, Context(job, task.name, attempt)))
         except Exception as error:
             text = text_of_error(error)
             end = " for good" if final else ""
             logger.error("job %s of task %s failed%s: %s", job, task.name, end, text, exc_info=error)
             if final:
-                await self._end(job, step, Outcome("failed", error=text))
+                await self._end(job, step, turn, Outcome("failed", error=text))
+                raise DeadLetterError(text) from error
             raise
         if step.then:
             await self._continue(job, step.then, result)
-        await self._end(job, step, Outcome("done", result=result))
+        await self._end(job, step, turn, Outcome("done", result=result))
         logger.info("job %s of task %s done in %.3f s", job, task.name, time.monotonic() - began)
 
     async def _call(self, task: Task[Any, Any], step: Step, context: Context) -> Any:
@@ -162,11 +190,19 @@ class Worker:
             return await loop.run_in_executor(
                 self._threads, lambda: inside.run(task.function, *step.args, **step.kwargs)
             )
+        # Neither may end the worker, and the other jobs with it.
+        except SystemExit as error:
+            raise RuntimeError(f"the task called sys.exit({error.code!r})") from error
+        except asyncio.CancelledError as error:
+            this = asyncio.current_task()
+            if this is not None and this.cancelling():
+                raise
+            raise RuntimeError("something that the task waited for was cancelled") from error
         finally:
             with contextlib.suppress(ValueError):
                 _current.reset(token)
 
-    async def _end(self, job: str, step: Step, outcome: Outcome) -> None:
+    async def _end(self, job: str, step: Step, turn: int, outcome: Outcome) -> None:
         """Keep the outcome of a job, also as that of the steps that will not follow, and free its unique key."""
         outcomes = [(job, step.task)]
         if outcome.status == "failed":
@@ -179,9 +215,9 @@ class Worker:
             if (seconds := self._app.find(name).settings.result_ttl) is not None
         ]
         if step.unique:
-            operations.append(next_turn(step.unique))
+            operations.append(next_turn(step.unique, turn))
         if operations:
-            await self._app.connection.run_kv(*operations)
+            await self._until_available(lambda: self._app.connection.run_kv(*operations), _NOT_STORED)
 
     async def _continue(self, job: str, steps: list[Step], result: Any) -> None:
         """Enqueue the next step of a chain; its id is its key, so a job that runs again does not double it."""
@@ -191,7 +227,37 @@ class Worker:
         following.args = [result, *following.args]
         following.then = rest
         item = {"data": following, "idempotency_key": following.job, "priority": task.settings.priority}
-        await self._app.connection.topic(task.topic).enqueue(item)
+        await self._until_available(lambda: self._app.connection.topic(task.topic).enqueue(item), _NOT_STORED)
+
+    async def _until_available(self, send: Callable[[], Awaitable[object]], waiting: str) -> None:
+        """Send something; while the server is unavailable again and again, unless the worker is to stop."""
+        while True:
+            try:
+                await send()
+                return
+            except TRANSIENT as error:
+                if self._ended.is_set():
+                    raise
+                logger.warning("%s, trying again: %s", waiting, error)
+            await asyncio.sleep(_RETRY_SECONDS)
+
+
+class _Limits(NamedTuple):
+    """How often a job may fail and be tried again, and how often it is run at all."""
+
+    retries: int
+    deliveries: int
+
+    @classmethod
+    def of(cls, retries: int, allowed: float = math.inf) -> _Limits:
+        """`allowed` are the retries of the topic, where they are not for the worker to set."""
+        return cls(int(min(retries, allowed)), int(min(retries + _LOST_ATTEMPTS, allowed)))
+
+
+def _turn_of(item: dict[str, Any]) -> int:
+    """Which turn of its unique key a job is; 0 where it has none."""
+    _, _, turn = (item["idempotency_key"] or "").rpartition(":")
+    return int(turn) if turn.isdecimal() else 0
 
 
 async def _within(seconds: float | None, running: Coroutine[Any, Any, Any]) -> Any:
@@ -206,9 +272,15 @@ async def _within(seconds: float | None, running: Coroutine[Any, Any, Any]) -> A
         raise
 
 
-def _as_json(result: Any) -> Any:
-    """A result as it is stored; raises `TypeError` where that is not possible."""
+def _as_json(task: Task[Any, Any], result: Any) -> Any:
+    """A result as it is stored; raises `TypeError` or `ValueError` where that is not possible."""
     try:
-        return msgspec.to_builtins(result)
-    except TypeError as error:
+        encoded = msgspec.json.encode(result)
+    except (TypeError, ValueError) as error:
         raise TypeError(f"the result of a task has to be JSON: {error}") from error
+    if task.settings.result_ttl is not None and len(encoded) > _LARGEST_RESULT:
+        raise ValueError(
+            f"the result of a task may have {_LARGEST_RESULT} bytes as JSON, not {len(encoded)}:"
+            " return where it is, or keep none with result_ttl=None"
+        )
+    return msgspec.json.decode(encoded)

@@ -27,7 +27,7 @@ _LONGEST: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What has to hold of what is at a path."""
+    """A comparison with the value at a path."""
 
     path: str
     sign: str

@@ -19,6 +19,7 @@ _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$?(?P<place>.*)`)?$", re.D
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(?:\d+|\.\.\.)\]")
+_LAST_STEP: Final = re.compile(r"[^.\[]+(?:\[(?:\d+|\.\.\.)\])*$")
 _EXPECTED: Final = re.compile(r"Expected (`[^`]*`[^,]*)(?:, got `([^`]*)`)?")
 _KINDS: Final = {
     "str": "a string",
@@ -31,8 +32,8 @@ _KINDS: Final = {
 }
 
 
-def decoder(kind: Any, where: str = "") -> Decode[Any]:
-    """A decoder of JSON bodies that are a `kind`; `where` is their place in a larger body."""
+def decoder(kind: Any) -> Decode[Any]:
+    """A decoder of JSON bodies that are a `kind`."""
     inner = msgspec.json.Decoder(kind)
 
     def decode(body: bytes) -> Any:
@@ -41,12 +42,12 @@ def decoder(kind: Any, where: str = "") -> Decode[Any]:
         try:
             return inner.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise refusal(error, kind, where) from error
+            raise refusal(error, kind) from error
 
     return decode
 
 
-def decode_fields(body: bytes, kind: type[msgspec.Struct], also: Collection[str] = ()) -> dict[str, Any]:
+def decode_fields(body: bytes, kind: type[msgspec.Struct]) -> dict[str, Any]:
     """A JSON object with no field that `kind` does not have; what the fields hold is for the caller to check."""
     if not body:
         raise BadRequest("Empty request body")
@@ -56,7 +57,7 @@ def decode_fields(body: bytes, kind: type[msgspec.Struct], also: Collection[str]
         raise malformed(error) from error
     if not isinstance(value, dict):
         raise BadRequest("request body must be a JSON object")
-    check_known(value, (*field_names(kind), *also))
+    check_known(value, field_names(kind))
     return value
 
 
@@ -119,7 +120,8 @@ def _expected(what: str) -> str:
 
 
 def _last(at: str) -> str:
-    return at.rpartition(".")[2] or at
+    last = _LAST_STEP.search(at)
+    return last[0] if last is not None else at
 
 
 def _names_at(kind: Any, place: str) -> list[str]:

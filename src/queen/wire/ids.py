@@ -1,8 +1,8 @@
 """The identifiers Queen hands out.
 
 Message ids are UUIDv7 given out in blocks: the ids of one segment are `block.first`, `block.first + 1`, …, so a
-segment stores 16 bytes for all of them. Partition ids and lease ids carry their shard and partition, so an ack or a
-renewal finds its row without a look-up.
+segment stores 16 bytes for all of them. Partition ids and lease ids carry the number of the partition's row, so an ack
+or a renewal finds it without a look-up; which shard made a partition is part of that number (`wire.shards`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 _PARTITION_TAG = "51756565"
 # The tag and the middle say that it is ours; the top bit of the rest is always set.
 _PARTITION_UUID = re.compile(
-    rf"{_PARTITION_TAG}-([0-9a-f]{{4}})-8000-([89a-f][0-9a-f]{{3}})-([0-9a-f]{{12}})", re.ASCII | re.IGNORECASE
+    rf"{_PARTITION_TAG}-0000-8000-([89a-f][0-9a-f]{{3}})-([0-9a-f]{{12}})", re.ASCII | re.IGNORECASE
 )
 _LOW48 = (1 << 48) - 1
 _PARTITION_BITS = 41
@@ -109,26 +109,25 @@ class IdSource:
 _LONGEST_NUMBER: Final = 19
 
 
-def partition_uuid(shard: int, partition_id: int) -> str:
-    """The public id of a partition: a UUID (version 8) that says on which shard it lives and which row it is."""
+def partition_uuid(partition_id: int) -> str:
+    """The public id of a partition: a UUID (version 8) that names its row."""
     tail = 1 << 63 | partition_id
-    return f"{_PARTITION_TAG}-{shard:04x}-8000-{tail >> 48:04x}-{tail & _LOW48:012x}"
+    return f"{_PARTITION_TAG}-0000-8000-{tail >> 48:04x}-{tail & _LOW48:012x}"
 
 
-def parse_partition_uuid(text: str) -> tuple[int, int] | None:
-    """(shard, partition) of a public partition id, or None when the text is not one of ours."""
+def parse_partition_uuid(text: str) -> int | None:
+    """The partition of a public partition id, or None when the text is not one of ours."""
     found = _PARTITION_UUID.fullmatch(text)
     if found is None:
         # Framed answers have partitions as numbers.
-        return (0, int(text)) if len(text) < _LONGEST_NUMBER and text.isascii() and text.isdecimal() else None
-    shard, high, low = found.groups()
-    return int(shard, 16), (int(high, 16) << 48 | int(low, 16)) & ~(1 << 63)
+        return int(text) if len(text) < _LONGEST_NUMBER and text.isascii() and text.isdecimal() else None
+    high, low = found.groups()
+    return (int(high, 16) << 48 | int(low, 16)) & ~(1 << 63)
 
 
 def partition_number(text: str) -> int:
     """The partition that a public id names; 0, which no partition has, when it is not one."""
-    place = parse_partition_uuid(text)
-    return place[1] if place is not None and place[0] == 0 else 0
+    return parse_partition_uuid(text) or 0
 
 
 def parse_lease(text: str) -> tuple[int, bool] | None:

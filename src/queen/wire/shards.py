@@ -10,14 +10,14 @@ from queen.wire.push import LONGEST_NAME
 
 MOST_SHARDS: Final = 32
 PARTITION_BITS: Final = 32
-"""A shard makes partition ids of so many bits below its number, so that no two shards make the same one."""
+"""Bits of a partition id below the number of the shard that made it: no two shards make the same one."""
 SMALL_ID_BITS: Final = 24
 """The same for ids that PostgreSQL keeps in 32 bits."""
 
 _FNV_OFFSET: Final = 2_166_136_261
 _FNV_PRIME: Final = 16_777_619
 # Names hold no control characters, so this cannot be part of one.
-_BETWEEN: Final = "\n"
+_SEPARATOR: Final = "\n"
 
 
 class Kind(StrEnum):
@@ -41,7 +41,7 @@ class Name(NamedTuple):
 
     @classmethod
     def topic(cls, namespace: str, topic: str) -> Name:
-        return cls(Kind.TOPIC, namespace + _BETWEEN + topic)
+        return cls(Kind.TOPIC, namespace + _SEPARATOR + topic)
 
     @classmethod
     def namespace(cls, namespace: str) -> Name:
@@ -50,7 +50,7 @@ class Name(NamedTuple):
     @property
     def parts(self) -> tuple[str, str]:
         """Namespace and topic."""
-        namespace, _, topic = self.key.partition(_BETWEEN)
+        namespace, _, topic = self.key.partition(_SEPARATOR)
         return namespace, topic
 
     @property
@@ -67,7 +67,7 @@ class Name(NamedTuple):
         return ":".join(self.parts)
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.key.replace(_BETWEEN, '/')}"
+        return f"{self.kind} {self.key.replace(_SEPARATOR, '/')}"
 
 
 def fnv1a32(text: str) -> int:
@@ -79,7 +79,7 @@ def fnv1a32(text: str) -> int:
 
 
 def home(name: Name, layout: Sequence[int]) -> int:
-    """The shard that a new name is made on, of those that take new names."""
+    """The shard that a new name is made on; `layout`: the shards that take new names."""
     return layout[fnv1a32(name.hashed) % len(layout)]
 
 

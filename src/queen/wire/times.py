@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from typing import Final, overload
@@ -73,7 +74,7 @@ def duration_ms(text: str) -> int | None:
             return None
         total += float(part[1]) * _MILLISECONDS[part[2].lower()]
         at = part.end()
-    return round(total) if text.strip() else None
+    return round(total) if text.strip() and math.isfinite(total) else None
 
 
 def spark_interval(text: str) -> str:

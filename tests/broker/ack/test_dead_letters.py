@@ -1,4 +1,4 @@
-"""The dead letter queue: looking at it, sending messages round again, throwing them away."""
+"""The dead letter queue: looking at it, redriving messages, throwing them away."""
 
 from __future__ import annotations
 

@@ -198,7 +198,6 @@ async def test_a_retry_waits_for_its_delay(api: Api, connection: Connection) -> 
     await api.push("q", 1)
     begun = asyncio.get_running_loop().time()
     await api.ack(await api.pop("q"), "failed")
-    assert await api.pop("q") == []
     assert payloads(await api.pop("q", wait=True, timeout=60_000)) == [1]
     assert asyncio.get_running_loop().time() - begun > 0.55
 
@@ -230,14 +229,14 @@ async def test_a_single_ack_without_a_reason_leaves_the_reason_empty(api: Api, c
 
 
 async def test_a_renewed_lease_outlives_its_first_end(api: Api, connection: Connection) -> None:
-    await make_queue(connection, "q", lease_time=1)
+    await make_queue(connection, "q", lease_time=2)
     await api.push("q", 1)
     messages = await api.pop("q")
     answer = await api.call("POST", f"/api/v1/lease/{messages[0]['leaseId']}/extend", {"seconds": 30})
     assert answer.status == 200
     assert answer.body["success"] is True
     assert datetime.fromisoformat(answer.body["expiresAt"]) > datetime.fromisoformat(messages[0]["createdAt"])
-    assert await api.pop("q", wait=True, timeout=1500) == []
+    assert await api.pop("q", wait=True, timeout=2500) == []
     assert all(result["success"] for result in await api.ack(messages))
 
 

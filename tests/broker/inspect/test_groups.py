@@ -104,6 +104,8 @@ async def test_groups_are_listed_by_name_and_queue_with_their_exact_lag(api: Api
         "queuePaused": False,
         "leases": 0,
         "totalConsumed": 4,
+        "namespace": "b",
+        "task": "",
     }
     assert [(row["members"], row["partitionsWithLag"], row["totalLag"]) for row in rows] == [
         (1, 1, 2),
@@ -335,6 +337,7 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
 async def test_groups_are_paged_searched_and_sorted_by_the_server(api: Api, connection: Connection) -> None:
     await api.push("orders", *range(5))
     await age(connection, 60)
+    await api.configure("bills", namespace="money", task="count")
     await api.push("bills", *range(9))
     for group, queue, count in (("one", "orders", 3), ("two", "orders", 5), ("one", "bills", 1)):
         await api.pop(queue, consumerGroup=group, batch=count, autoAck=True)
@@ -347,6 +350,11 @@ async def test_groups_are_paged_searched_and_sorted_by_the_server(api: Api, conn
         ({"lagging": True, "sort": "lag", "order": "asc"}, ["one orders", "one bills"]),
         ({"queue": "orders"}, ["one orders", "two orders"]),
         ({"search": "ILL"}, ["one bills"]),
+        ({"group": "one"}, ["one bills", "one orders"]),
+        ({"group": "on"}, []),
+        ({"group": "one", "queue": "orders"}, ["one orders"]),
+        ({"namespace": "money"}, ["one bills"]),
+        ({"task": "count", "group": "two"}, []),
     ):
         rows = (await api.call("GET", GROUPS, **query)).body
         names = [f"{row['name']} {row['queueName']}" for row in rows]
@@ -508,7 +516,7 @@ async def test_a_seek_needs_a_body(api: Api) -> None:
     assert (answer.status, answer.body) == (400, {"error": "Empty request body"})
 
 
-async def test_times_at_the_ends_of_the_calendar_are_no_trouble(api: Api) -> None:
+async def test_times_at_the_ends_of_the_calendar_are_accepted(api: Api) -> None:
     await api.push("orders", 1)
     await take(api, "orders")
     for moment, status in (
@@ -609,9 +617,17 @@ async def test_groups_that_ask_for_what_does_not_exist_leave_nothing_behind(api:
         assert (await api.call("POST", "/api/v1/ack", ack)).body[0]["success"] is False
         operation = {"type": "ack", "transactionId": "t", "partitionId": partition, "consumerGroup": f"t{number}"}
         assert (await api.call("POST", "/api/v1/transaction", {"operations": [operation]})).body["success"] is False
+        ref = {"id": 5, "namespace": f"n{number}", "topic": "nothing"}
+        for path in ("/ack", "/nack", "/api/v1/topics/extend", "/api/v1/topics/release", "/dlq/delete", "/dlq/retry"):
+            answer = await api.call("POST", path, ref)
+            assert "not found" in str(answer.body), (path, answer)
+        assert (await api.call("GET", "/dequeue", namespace=f"n{number}", topic="nothing")).body == []
+        assert (await api.call("GET", "/api/v1/topics/dequeue/many", namespace=f"n{number}")).body == []
     assert await group_names(connection) <= {"__QUEUE_MODE__"}
-    # Nor is a queue counted that there is not.
-    assert set(broker_of(api).meter.queues) == {"orders"}
+    # Nor is a queue or a topic counted that there is not.
+    meter = broker_of(api).meter
+    assert set(meter.queues) == {"orders"}
+    assert (meter.topics, meter.topic_requests) == ({}, {})
 
 
 async def test_groups_that_have_consumed_nothing_for_an_hour_go(

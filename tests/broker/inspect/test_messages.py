@@ -1,4 +1,4 @@
-"""Looking at one message, deleting it, sending it round again, giving up on it."""
+"""Looking at one message, deleting it, redriving it, giving up on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from tests.conftest import StartServer
 from tests.support.api import Answer, Api
 
 KEY = "00" * 32
-BAD_PARTITIONS = ["nonsense", "00000000-0000-4000-8000-000000000000", partition_uuid(0, 999_999), partition_uuid(7, 1)]
+BAD_PARTITIONS = [
+    "nonsense",
+    "00000000-0000-4000-8000-000000000000",
+    partition_uuid(999_999),
+    "51756565-0007-8000-8000-000000000001",
+]
 
 
 def path_of(message: dict[str, Any], action: str = "") -> str:

@@ -137,6 +137,9 @@ async def test_names_are_listed_with_the_one_used_last_first(api: Api) -> None:
     assert body["total"] == 2 and body["pagination"] == {"limit": 50, "offset": 0, "total": 2}
     page = (await api.call("GET", "/api/v1/traces/names", limit=1, offset=1)).body
     assert [name["trace_name"] for name in page["trace_names"]] == ["old"] and page["total"] == 2
+    found = (await api.call("GET", "/api/v1/traces/names", search="OL", limit=1)).body
+    assert [name["trace_name"] for name in found["trace_names"]] == ["old"] and found["total"] == 1
+    assert (await api.call("GET", "/api/v1/traces/names", search="%")).body["trace_names"] == []
 
 
 async def test_traces_outlive_their_message(api: Api, connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -152,7 +155,7 @@ async def test_traces_outlive_their_message(api: Api, connection: asyncpg.Connec
 async def test_an_unknown_message_cannot_be_traced(api: Api) -> None:
     await api.push("orders", 1, ids=["a"])
     (message,) = await api.pop("orders")
-    for partition in ("nonsense", "", partition_uuid(0, 99), partition_uuid(3, 1)):
+    for partition in ("nonsense", "", partition_uuid(99), "51756565-0003-8000-8000-000000000001"):
         stranger = {"transactionId": "a", "partitionId": partition or "x"}
         answer = await trace(api, stranger)
         assert answer.status == 404 and answer.body == {"success": False, "error": "Message not found"}

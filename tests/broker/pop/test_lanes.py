@@ -24,14 +24,14 @@ async def parked_pop(partition: str | None = None) -> Pop:
 def test_partitions_are_ready_in_the_order_in_which_they_were_fed() -> None:
     orders = lane()
     for partition_id in (3, 1, 2, 1, 3):
-        orders.feed(partition_id, 5)
+        orders.pushed(partition_id, 5)
     assert list(orders.ready.items()) == [(3, 10), (1, 10), (2, 5)]
 
 
 def test_a_held_partition_is_not_ready_until_it_is_freed() -> None:
     orders = lane()
     orders.hold(1, 10.0)
-    orders.feed(1, 5)
+    orders.pushed(1, 5)
     assert 1 not in orders.ready
     orders.free(1, 0)
     assert 1 in orders.ready
@@ -42,13 +42,13 @@ def test_a_freed_partition_with_nothing_in_it_is_not_ready() -> None:
     orders.hold(1, 10.0)
     orders.free(1, 0)
     assert 1 not in orders.ready
-    orders.feed(1, 1)
+    orders.pushed(1, 1)
     assert 1 in orders.ready
 
 
 def test_what_was_ready_when_the_hold_began_is_remembered() -> None:
     orders = lane()
-    orders.feed(1, 5)
+    orders.pushed(1, 5)
     orders.hold(1, 10.0)
     assert 1 not in orders.ready
     orders.free(1, 0)
@@ -78,18 +78,18 @@ def test_a_hold_that_was_lifted_or_lengthened_ends_nothing() -> None:
 def test_what_another_worker_took_from_is_tried_when_nothing_else_is_ready() -> None:
     orders = lane()
     for partition_id in (1, 2, 3):
-        orders.feed(partition_id, 5)
+        orders.pushed(partition_id, 5)
     orders.mark_stale(1)
     orders.mark_stale(7)
     assert list(orders.ready) == [2, 3] and not orders.retry_stale()
     orders.mark_stale(2)
-    orders.feed(2, 1)
+    orders.pushed(2, 1)
     assert orders.ready[2] == 1, "what came later is not doubted"
     orders.ready.clear()
     assert orders.retry_stale()
     assert orders.ready == {1: 5} and not orders.stale
     for partition_id in range(1000):
-        orders.feed(partition_id, 1)
+        orders.pushed(partition_id, 1)
         orders.mark_stale(partition_id)
     assert not orders.retry_stale(), "to ask for so many costs less than to try them"
 
@@ -116,7 +116,7 @@ def test_holds_that_are_still_on_are_all_kept() -> None:
 
 def test_a_partition_freed_while_it_is_being_claimed_is_worth_another_look() -> None:
     orders = lane()
-    orders.feed(1, 1)
+    orders.pushed(1, 1)
     del orders.ready[1]
     orders.claiming.add(1)
     orders.free(1, 0)
@@ -130,7 +130,7 @@ def test_a_partition_freed_while_it_is_being_claimed_is_worth_another_look() -> 
 async def test_a_lane_has_work_when_somebody_waits_for_what_is_ready() -> None:
     orders = lane()
     assert not orders.has_work
-    orders.feed(1, 1)
+    orders.pushed(1, 1)
     assert not orders.has_work
     orders.waiting.append(await parked_pop())
     assert orders.has_work
@@ -174,7 +174,7 @@ def test_a_partition_that_has_something_is_never_forgotten(several: list[tuple[s
     for what, partition_id, number in several:
         clock += 1.0
         if what == "feed":
-            orders.feed(partition_id, number + 1)
+            orders.pushed(partition_id, number + 1)
             fed.add(partition_id)
         elif what == "free":
             orders.free(partition_id, number)

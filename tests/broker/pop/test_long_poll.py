@@ -11,6 +11,7 @@ import asyncpg
 import pytest
 
 from tests.conftest import StartServer
+from tests.support.ageing import broker_of, until
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, make_queue
 from tests.support.raw_http import exchange, open_request
@@ -21,13 +22,8 @@ NEVER = 600_000
 
 async def until_parked(api: Api, count: int) -> None:
     """How many pops wait is not told to anybody, so it has to be asked."""
-    assert api.worker is not None
-    popper = api.worker.broker.popper
-    for _ in range(1000):
-        if popper.parked == count:
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError(f"{popper.parked} pops are parked, not {count}")
+    popper = broker_of(api).popper
+    await until(lambda: popper.parked == count)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -75,6 +75,18 @@ async def test_a_peer_that_asked_and_died_holds_nobody_up_for_long(workers: tupl
         await _take(first)
 
 
+async def test_without_its_file_nobody_waits_and_the_next_one_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turn = AppendLock(tmp_path / "missing", wanted=lambda: None, released=lambda: None)
+    await _take(turn)
+    assert "turn.lock cannot be opened (No such file or directory)" in caplog.text
+    (tmp_path / "missing").mkdir()
+    await _take(turn)
+    assert (tmp_path / "missing" / "turn.lock").exists()
+    turn.close()
+
+
 async def _take(turn: AppendLock) -> None:
     async with turn:
         pass

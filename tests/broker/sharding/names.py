@@ -17,3 +17,8 @@ def topic_on(shard: int, namespace: str = "ns", prefix: str = "t", shards: int =
     return next(
         name for number in count() if home(Name.topic(namespace, name := f"{prefix}{number}"), range(shards)) == shard
     )
+
+
+def namespace_on(shard: int, prefix: str = "n", shards: int = 2) -> str:
+    """A namespace whose hash says this shard."""
+    return next(name for number in count() if home(Name.namespace(name := f"{prefix}{number}"), range(shards)) == shard)

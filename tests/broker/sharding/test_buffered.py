@@ -23,7 +23,7 @@ async def served(topics: TopicApi, topic: str, count: int) -> list[object]:
             got.extend(values(answer.body))
         return len(got) >= count
 
-    await until(all_given, 60)
+    await until(all_given)
     return got
 
 
@@ -98,7 +98,7 @@ async def test_with_all_shards_unavailable_a_new_topic_is_buffered_as_with_one_s
         return all(broker.database.availability.down for broker in worker.brokers)
 
     async with proxy.away(), second_proxy.away():
-        await until(all_away, 30)
+        await until(all_away)
         await topics.enqueue(item(0, topic_on(0)), item(1, topic_on(1)))
         await topics.enqueue(item(2, topic_on(1)))
     assert await served(topics, topic_on(0), 1) == [0]

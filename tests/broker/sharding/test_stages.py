@@ -111,6 +111,29 @@ async def test_a_writer_follows_a_queue_that_moves(api: Api, dsns: tuple[str, st
     assert [message["data"] for message in await api.pop(queue, batch=10, wait=True)] == ["first", 0, 1, 2]
 
 
+async def test_a_batch_that_is_published_during_a_move_moves_with_its_queue(
+    api: Api, dsns: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Placing its segments, under the locks of their partitions, does not count as rewriting them."""
+    monkeypatch.setattr("queen.log.stage_moves._COPIED_AHEAD_BYTES", 0)
+    queue = queue_on(0)
+    await api.push(queue, "first")
+    attempts = await stage(api, 0, [{"queue": queue, "payload": number} for number in range(3)])
+
+    class Publishing(Mover):
+        async def _switch_over(self, *arguments: Any) -> None:
+            assert (await publish(api, 0, attempts))["messages"] == 3
+            connection = await asyncpg.connect(dsns[0])
+            assert await connection.fetchval("SELECT count(*) FROM queen.moves WHERE kind = 'queue'") == 1
+            assert await connection.fetch("SELECT FROM queen.rewritten_segments") == []
+            await connection.close()
+            await super()._switch_over(*arguments)
+
+    async with connect_fleet(dsns) as fleet:
+        await Publishing(fleet).move(Name.queue(queue), 1)
+    assert [message["data"] for message in await api.pop(queue, batch=10, wait=True)] == ["first", 0, 1, 2]
+
+
 async def test_a_writer_that_is_refused_fails_at_once(api: Api, dsns: tuple[str, str]) -> None:
     shard = Shard(dsns[0].replace("postgres@", "nobody@"), dedup_window=60.0, outage_grace=600.0)
     with pytest.raises(SettingsError, match='refuses the connection: role "nobody" does not exist'):

@@ -34,7 +34,7 @@ async def flushed(topics: TopicApi, count: int, **query: str) -> None:
             one["ready"] + one["delayed"] + one["leased"] for one in answer.body
         )
 
-    await until(stored, 30)
+    await until(stored)
 
 
 async def metric(topics: TopicApi, name: str) -> float:
@@ -159,7 +159,7 @@ async def test_the_breaker_opens_while_postgres_refuses_and_closes_when_it_is_ba
     async def open_now() -> bool:
         return await metric(topics, "queen_topic_breaker_state") == BreakerState.OPEN
 
-    await until(open_now, 30)
+    await until(open_now)
     assert await metric(topics, "queen_topic_buffer_items") == 1
     await topics.enqueue(item("y"))
     await connection.execute("ALTER TABLE queen.elsewhere RENAME TO spool_progress")
@@ -213,7 +213,7 @@ async def test_what_postgres_refused_is_tried_again_at_the_next_start(
     async def gone() -> bool:
         return await metric(topics, "queen_topic_wal_failed") == 0
 
-    await until(gone, 30)
+    await until(gone)
 
 
 async def test_purging_and_deleting_a_topic_leave_nothing_behind_that_was_enqueued_before(topics: TopicApi) -> None:
@@ -267,7 +267,7 @@ async def test_files_of_the_log_are_removed_once_their_items_are_stored_or_kept_
         progress = await connection.fetchval("SELECT count(*) FROM queen.spool_progress")
         return not list(root.rglob("*.buf*")) and progress == 0
 
-    await until(removed, 30)
+    await until(removed)
 
 
 async def test_files_of_the_log_are_kept_as_long_as_asked_for(start_server: StartServer) -> None:
@@ -280,7 +280,7 @@ async def test_files_of_the_log_are_kept_as_long_as_asked_for(start_server: Star
     async def put_by() -> bool:
         return [path.parent.name for path in root.rglob("*.buf*")] == ["replayed"]
 
-    await until(put_by, 30)
+    await until(put_by)
     assert (await topics.counts())["ready"] == 1
 
 
@@ -294,7 +294,7 @@ async def test_a_file_of_the_log_that_is_put_back_stores_nothing_twice(start_ser
     async def put_by() -> bool:
         return bool(list(root.glob("replayed/*.buf")))
 
-    await until(put_by, 30)
+    await until(put_by)
     (kept,) = root.glob("replayed/*.buf")
     kept.rename(root / "replayed" / "copy")
     home = root / str(uuid.uuid4())
@@ -302,7 +302,7 @@ async def test_a_file_of_the_log_that_is_put_back_stores_nothing_twice(start_ser
     (root / "replayed" / "copy").rename(home / kept.name)
     await topics.enqueue(item(4))
     await flushed(topics, 4)
-    await until(put_by, 30)
+    await until(put_by)
     assert values(await topics.dequeue()) == [1, 2, 3, 4]
     assert await metric(topics, "queen_topic_wal_failed") == 0
 
@@ -312,7 +312,9 @@ async def test_a_busy_namespace_can_be_purged_and_set_to_sync_while_others_go_on
 
     async def go_on() -> None:
         while not stop.is_set():
-            await topics.enqueue(*(item(n, topic="busy") for n in range(20)))
+            # Something is always buffered, and never more than a slow host can store.
+            await topics.enqueue(*(item(n, topic="busy") for n in range(5)))
+            await asyncio.sleep(0.01)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(4):

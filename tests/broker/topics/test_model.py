@@ -51,7 +51,7 @@ class Settle:
 
 @dataclass(frozen=True)
 class Dead:
-    """Sends a dead letter round again, or throws it away."""
+    """Redrives a dead letter, or throws it away."""
 
     worker: int
     action: str
@@ -161,7 +161,7 @@ class Run:
         async def empty() -> bool:
             return not buffer.holds([self.namespace])
 
-        await until(empty, 60)
+        await until(empty)
 
     async def dequeue(self, dequeue: Dequeue) -> None:
         now = await self.connection.fetchval("SELECT clock_timestamp()")

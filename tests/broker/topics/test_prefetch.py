@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ import asyncpg
 import pytest
 
 from queen.broker.maintenance.election import Session
+from queen.broker.topics import prefetching
 from queen.broker.topics.jobs import free_prefetched
 from queen.broker.topics.prefetch import PrefetchBuffers
 from queen.broker.topics.topics import Topics
@@ -19,6 +21,7 @@ from tests.conftest import StartServer
 from tests.redis.redis_server import RedisServer
 from tests.support.ageing import until
 from tests.support.api import Api
+from tests.support.pausing import pause_after
 from tests.support.topic_api import NAMESPACE, TOPIC, TopicApi, item, values
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -45,7 +48,7 @@ async def heat(topics: TopicApi) -> None:
     async def opened() -> bool:
         return topic.id in buffers(topics).by_topic or await buffers(topics).open(topic)
 
-    await until(opened, 30)
+    await until(opened)
     await buffers(topics).fill(buffers(topics).by_topic[topic.id])
 
 
@@ -88,6 +91,8 @@ async def test_items_are_handed_out_in_order_and_acked(topics: TopicApi) -> None
     assert (values(first), depth(topics)) == (list(range(20)), 30)
     assert all(one["status"] == "leased" and one["lease_owner"] and one["lease_expires_at"] for one in first)
     assert (await topics.counts()) == {"ready": 30, "delayed": 0, "leased": 20, "dead": 0}
+    (same,) = await topics.good("GET", "/priorities", namespace=NAMESPACE, topic=TOPIC)
+    assert same == {"priority": 0, "ready": 30, "delayed": 0, "leased": 20}
     assert await topics.ack(*first) == [True] * 20
     assert await topics.ack(*first[:1]) == [False]
     assert values(await topics.dequeue(limit=100)) == list(range(20, 50))
@@ -138,7 +143,7 @@ async def test_a_delayed_item_that_becomes_due_overtakes(topics: TopicApi, conne
         query = "SELECT deliver_after <= clock_timestamp() FROM queen.topic_items WHERE priority = 0"
         return bool(await connection.fetchval(query))
 
-    await until(due, 30)
+    await until(due)
     assert values(await topics.dequeue(limit=2)) == ["due", 0]
 
 
@@ -157,7 +162,7 @@ async def test_a_nacked_item_waits_and_comes_again_in_its_place(topics: TopicApi
 async def test_a_lease_begins_when_the_item_is_handed_out_and_lapses_with_a_retry(topics: TopicApi) -> None:
     await topics.enqueue(item("a"), item("b"))
     await heat(topics)
-    (first,) = await topics.dequeue(limit=1, lease=0.3)
+    (first,) = await topics.dequeue(limit=1, lease=2)
     (again,) = await topics.dequeue(limit=1, wait=True, timeout=60000)
     # The other item was there all the time, so it is served while the first is leased.
     assert (again["data"], again["retries"]) == ("b", 0)
@@ -214,7 +219,7 @@ async def test_an_item_past_its_time_is_not_handed_out(topics: TopicApi, connect
     async def past() -> bool:
         return bool(await connection.fetchval("SELECT min(expires_at) <= clock_timestamp() FROM queen.topic_items"))
 
-    await until(past, 30)
+    await until(past)
     assert values(await topics.dequeue()) == ["young"]
 
 
@@ -257,7 +262,7 @@ async def test_waiting_dequeues_share_what_fits_and_the_others_come_next(start_t
     await heat(topics)
     assert values(await topics.dequeue()) == ["first"]
     waiting = [asyncio.create_task(topics.dequeue(limit=1, wait=True, timeout=30_000)) for _ in range(5)]
-    await until(lambda: len(inside(topics).dequeuer.waiting) == 5, 30)
+    await until(lambda: len(inside(topics).dequeuer.waiting) == 5)
     await topics.enqueue(*(item(f"{number}" + "x" * 100_000) for number in range(5)))
     async with asyncio.timeout(100):
         found = [values(some)[0][0] for some in await asyncio.gather(*waiting)]
@@ -366,6 +371,23 @@ async def test_a_server_that_was_paused_hands_nothing_out_that_others_have(
     assert values(await topics.dequeue(limit=20)) == [4, 5, 6, 7, 8, 9]
 
 
+async def test_a_dequeue_that_is_about_to_wait_while_its_topic_gets_a_buffer_is_woken(
+    topics: TopicApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await topics.configure()
+    # Nor is it woken when the buffer is closed.
+    monkeypatch.setattr(prefetching, "_IDLE_SECONDS", math.inf)
+    read, go_on = pause_after(monkeypatch, inside(topics).dequeuer._link, "fetch", "topic_next_due")
+    waiting = asyncio.create_task(topics.dequeue(limit=1, wait=True, timeout=60_000))
+    await read.wait()
+    await topics.enqueue(item(1), item(2))
+    await heat(topics)
+    assert values(await topics.dequeue(limit=1)) == [1]
+    go_on.set()
+    async with asyncio.timeout(30):
+        assert values(await waiting) == [2]
+
+
 async def test_many_dequeues_in_a_second_make_a_topic_hot(topics: TopicApi) -> None:
     await topics.enqueue(*(item(n) for n in range(2000)))
     seen: list[int] = []
@@ -375,7 +397,7 @@ async def test_many_dequeues_in_a_second_make_a_topic_hot(topics: TopicApi) -> N
         seen.extend(one["data"] for batch in batches for one in batch)
         return buffers(topics).stats.handed_out > 0
 
-    await until(hot, 30)
+    await until(hot)
     rest = await topics.dequeue(limit=5000)
     assert sorted(seen + values(rest)) == list(range(2000))
     assert values(rest) == sorted(values(rest))

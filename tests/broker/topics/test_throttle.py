@@ -8,29 +8,28 @@ from pathlib import Path
 import pytest
 
 from queen.broker.topics.throttle import TenantThrottle
+from tests.support.clock import Clock
 
 USUAL, SLOW = 0.001, 0.010
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> Clock[float]:
+    return Clock(1000.0)
 
 
-def make(directory: Path, clock: Clock, worker: int = 0, longest: float = 4.0) -> TenantThrottle:
+def make(directory: Path, clock: Clock[float], worker: int = 0, longest: float = 4.0) -> TenantThrottle:
     return TenantThrottle(directory, worker, 2, longest, clock)
 
 
 def serve(
-    throttle: TenantThrottle, clock: Clock, seconds: float, *, windows: int, tenant: str = "quiet", beside: bool = True
+    throttle: TenantThrottle,
+    clock: Clock[float],
+    seconds: float,
+    *,
+    windows: int,
+    tenant: str = "quiet",
+    beside: bool = True,
 ) -> None:
     """Ten requests of a quiet tenant in each window, each of which takes so long, beside one with much to do."""
     for _ in range(10 * windows):
@@ -40,14 +39,14 @@ def serve(
         clock.now += 0.011
 
 
-def test_nobody_holds_back_while_others_are_served_as_usual(tmp_path: Path, clock: Clock) -> None:
+def test_nobody_holds_back_while_others_are_served_as_usual(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     assert throttle.pause_of("noisy") == 0
     serve(throttle, clock, USUAL, windows=20)
     assert throttle.pause_of("noisy") == 0
 
 
-def test_pauses_grow_up_to_the_longest_while_others_are_served_slowly(tmp_path: Path, clock: Clock) -> None:
+def test_pauses_grow_up_to_the_longest_while_others_are_served_slowly(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=2)
@@ -56,7 +55,7 @@ def test_pauses_grow_up_to_the_longest_while_others_are_served_slowly(tmp_path: 
     assert throttle.pause_of("noisy") == 4
 
 
-def test_they_shrink_again_when_all_is_well(tmp_path: Path, clock: Clock) -> None:
+def test_they_shrink_again_when_all_is_well(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=20)
@@ -68,7 +67,7 @@ def test_they_shrink_again_when_all_is_well(tmp_path: Path, clock: Clock) -> Non
     assert pauses[-1] == 0
 
 
-def test_they_shrink_for_one_that_is_served_seldom_as_well(tmp_path: Path, clock: Clock) -> None:
+def test_they_shrink_for_one_that_is_served_seldom_as_well(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=20)
@@ -79,7 +78,7 @@ def test_they_shrink_for_one_that_is_served_seldom_as_well(tmp_path: Path, clock
     assert throttle.pause_of("noisy") == 0
 
 
-def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock) -> None:
+def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     pauses = []
@@ -91,7 +90,7 @@ def test_one_that_is_served_seldom_is_noticed(tmp_path: Path, clock: Clock) -> N
     assert max(pauses) >= 1
 
 
-def test_one_in_twenty_may_take_long(tmp_path: Path, clock: Clock) -> None:
+def test_one_in_twenty_may_take_long(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     for number in range(2000):
         throttle.heavy_batch()
@@ -100,7 +99,7 @@ def test_one_in_twenty_may_take_long(tmp_path: Path, clock: Clock) -> None:
     assert throttle.pause_of("noisy") == 0
 
 
-def test_a_tenant_does_not_hold_back_for_itself(tmp_path: Path, clock: Clock) -> None:
+def test_a_tenant_does_not_hold_back_for_itself(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=10)
@@ -108,7 +107,7 @@ def test_a_tenant_does_not_hold_back_for_itself(tmp_path: Path, clock: Clock) ->
     assert throttle.pause_of("noisy") > 0
 
 
-def test_nor_for_one_that_was_served_long_ago(tmp_path: Path, clock: Clock) -> None:
+def test_nor_for_one_that_was_served_long_ago(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5, tenant="gone")
     clock.now += 2
@@ -117,7 +116,7 @@ def test_nor_for_one_that_was_served_long_ago(tmp_path: Path, clock: Clock) -> N
     assert throttle.pause_of("noisy") > 0
 
 
-def test_nor_for_one_that_has_gone(tmp_path: Path, clock: Clock) -> None:
+def test_nor_for_one_that_has_gone(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=10)
@@ -125,21 +124,21 @@ def test_nor_for_one_that_has_gone(tmp_path: Path, clock: Clock) -> None:
     assert throttle.pause_of("noisy") == 0
 
 
-def test_all_workers_of_a_host_hold_back(tmp_path: Path, clock: Clock) -> None:
+def test_all_workers_of_a_host_hold_back(tmp_path: Path, clock: Clock[float]) -> None:
     here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
     serve(here, clock, USUAL, windows=5)
     serve(here, clock, SLOW, windows=10)
     assert there.pause_of("noisy") == here.pause_of("noisy") > 0
 
 
-def test_what_has_become_usual_is_no_reason_to_hold_back(tmp_path: Path, clock: Clock) -> None:
+def test_what_has_become_usual_is_no_reason_to_hold_back(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=1500)
     assert throttle.pause_of("noisy") == 0
 
 
-def test_what_is_slow_while_nobody_has_much_to_do_is_nobodys_fault(tmp_path: Path, clock: Clock) -> None:
+def test_what_is_slow_while_nobody_has_much_to_do_is_nobodys_fault(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5, beside=False)
     serve(throttle, clock, SLOW, windows=20, beside=False)
@@ -148,7 +147,7 @@ def test_what_is_slow_while_nobody_has_much_to_do_is_nobodys_fault(tmp_path: Pat
 
 @pytest.mark.parametrize(("times", "holds_back"), [(1.3, False), (1.7, True)])
 def test_where_it_is_known_how_tenants_are_served_in_calm_less_is_too_much(
-    tmp_path: Path, clock: Clock, times: float, holds_back: bool
+    tmp_path: Path, clock: Clock[float], times: float, holds_back: bool
 ) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=20, beside=False)
@@ -156,14 +155,14 @@ def test_where_it_is_known_how_tenants_are_served_in_calm_less_is_too_much(
     assert (throttle.pause_of("noisy") > 0) is holds_back
 
 
-def test_a_worker_that_has_seen_no_calm_asks_one_that_has(tmp_path: Path, clock: Clock) -> None:
+def test_a_worker_that_has_seen_no_calm_asks_one_that_has(tmp_path: Path, clock: Clock[float]) -> None:
     here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
     serve(here, clock, USUAL, windows=20, beside=False)
     serve(there, clock, 1.7 * USUAL, windows=20)
     assert there.pause_of("noisy") > 0
 
 
-def test_calm_that_was_long_ago_is_forgotten(tmp_path: Path, clock: Clock) -> None:
+def test_calm_that_was_long_ago_is_forgotten(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=20, beside=False)
     clock.now += 3600
@@ -171,7 +170,7 @@ def test_calm_that_was_long_ago_is_forgotten(tmp_path: Path, clock: Clock) -> No
     assert throttle.pause_of("noisy") == 0
 
 
-def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clock: Clock) -> None:
+def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clock: Clock[float]) -> None:
     here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
     for seconds in [USUAL] * 50 + [SLOW] * 200:
         there.heavy_batch()
@@ -180,14 +179,14 @@ def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clo
     assert there.pause_of("noisy") > 0
 
 
-def test_where_it_is_turned_off_nobody_holds_back(tmp_path: Path, clock: Clock) -> None:
+def test_where_it_is_turned_off_nobody_holds_back(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock, longest=0)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=20)
     assert throttle.pause_of("noisy") == 0
 
 
-async def test_those_who_hold_back_take_turns(tmp_path: Path, clock: Clock) -> None:
+async def test_those_who_hold_back_take_turns(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     asked: list[str] = []
     assert throttle.enter(lambda: asked.append("never"))
@@ -202,7 +201,7 @@ async def test_those_who_hold_back_take_turns(tmp_path: Path, clock: Clock) -> N
     assert throttle.enter(first)
 
 
-async def test_one_worker_of_a_host_has_the_floor(tmp_path: Path, clock: Clock) -> None:
+async def test_one_worker_of_a_host_has_the_floor(tmp_path: Path, clock: Clock[float]) -> None:
     """What holds back does so on all processors: a batch of another worker would keep others just the same."""
     here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
     asked: list[str] = []
@@ -221,7 +220,7 @@ async def test_one_worker_of_a_host_has_the_floor(tmp_path: Path, clock: Clock) 
     assert here.enter(lambda: None)
 
 
-async def test_nobody_waits_for_a_worker_that_has_died_or_stopped(tmp_path: Path, clock: Clock) -> None:
+async def test_nobody_waits_for_a_worker_that_has_died_or_stopped(tmp_path: Path, clock: Clock[float]) -> None:
     here, there, third = make(tmp_path, clock, 0), make(tmp_path, clock, 1), make(tmp_path, clock, 1)
     assert here.enter(lambda: None)
     assert not there.enter(lambda: None)

@@ -8,33 +8,33 @@ A, B = ("ns", "a"), ("ns", "b")
 
 
 def test_topic_that_was_found_empty_is_not_looked_at_until_it_is_fed() -> None:
-    field = TopicSet("ns", frozenset())
-    field.fed(A, 0.0, 1.0)
-    assert field.look(1.0) == {A}
-    field.found_empty({A})
-    assert field.look(2.0) == set()
-    field.fed(A, 3.0, 3.0)
-    assert field.look(3.0) == {A}
+    topic_set = TopicSet("ns", frozenset())
+    topic_set.items_due(A, 0.0, 1.0)
+    assert topic_set.look(1.0) == {A}
+    topic_set.found_empty({A})
+    assert topic_set.look(2.0) == set()
+    topic_set.items_due(A, 3.0, 3.0)
+    assert topic_set.look(3.0) == {A}
 
 
 def test_what_is_told_while_somebody_looks_is_not_forgotten() -> None:
-    field = TopicSet("ns", frozenset())
-    field.fed(A, 0.0, 1.0)
-    field.fed(B, 0.0, 1.0)
-    looked = field.look(1.0)
-    field.fed(A, 1.0, 1.0)
-    assert field.changed
-    field.found_empty(looked)
-    assert field.look(1.0) == {A}
+    topic_set = TopicSet("ns", frozenset())
+    topic_set.items_due(A, 0.0, 1.0)
+    topic_set.items_due(B, 0.0, 1.0)
+    looked = topic_set.look(1.0)
+    topic_set.items_due(A, 1.0, 1.0)
+    assert topic_set.changed
+    topic_set.found_empty(looked)
+    assert topic_set.look(1.0) == {A}
 
 
 def test_delayed_items_count_from_their_time_on() -> None:
-    field = TopicSet("ns", frozenset())
-    field.fed(B, 9.0, 1.0)
-    field.fed(A, 5.0, 1.0)
-    assert (field.look(1.0), field.next_at) == (set(), 5.0)
-    assert (field.look(5.0), field.next_at) == ({A}, 9.0)
-    assert field.look(9.0) == {A, B}
+    topic_set = TopicSet("ns", frozenset())
+    topic_set.items_due(B, 9.0, 1.0)
+    topic_set.items_due(A, 5.0, 1.0)
+    assert (topic_set.look(1.0), topic_set.next_at) == (set(), 5.0)
+    assert (topic_set.look(5.0), topic_set.next_at) == ({A}, 9.0)
+    assert topic_set.look(9.0) == {A, B}
 
 
 def test_names_choose_and_none_means_all() -> None:
@@ -44,12 +44,12 @@ def test_names_choose_and_none_means_all() -> None:
 
 
 def test_of_many_delayed_items_of_a_topic_the_first_is_remembered() -> None:
-    field = TopicSet("ns", frozenset())
+    topic_set = TopicSet("ns", frozenset())
     for at in (9.0, 8.0, 8.5, 7.0, 20.0):
-        field.fed(A, at, 1.0)
-    assert (field.next_at, field.look(7.0)) == (7.0, {A})
-    field.found_empty({A})
-    field.fed(A, 30.0, 7.0)
-    assert field.look(10.0) == {A}
-    field.found_empty({A})
-    assert (field.next_at, field.look(30.0)) == (30.0, {A})
+        topic_set.items_due(A, at, 1.0)
+    assert (topic_set.next_at, topic_set.look(7.0)) == (7.0, {A})
+    topic_set.found_empty({A})
+    topic_set.items_due(A, 30.0, 7.0)
+    assert topic_set.look(10.0) == {A}
+    topic_set.found_empty({A})
+    assert (topic_set.next_at, topic_set.look(30.0)) == (30.0, {A})

@@ -99,14 +99,28 @@ async def test_an_item_that_becomes_due_during_the_search_for_the_next_one_is_no
 async def test_a_delayed_item_is_never_early_and_wakes_who_waits(topics: TopicApi) -> None:
     due = datetime.now(UTC) + timedelta(seconds=3)
     await topics.enqueue(item("at", deliver_after=due.isoformat()), item("in", delay=1), item("never", delay=9999))
-    assert await topics.dequeue() == []
     (first,) = await topics.dequeue(limit=1, wait=True, timeout=60_000)
     assert first["data"] == "in"
     assert first["updated_at"] >= first["deliver_after"]
     (second,) = await topics.dequeue(wait=True, timeout=60_000)
     assert second["data"] == "at"
     assert datetime.fromisoformat(second["updated_at"]) >= due
+    assert await topics.dequeue() == []
     assert await topics.counts() == {"ready": 0, "delayed": 1, "leased": 2, "dead": 0}
+
+
+async def test_items_are_counted_by_priority_in_the_order_of_service(topics: TopicApi) -> None:
+    where = {"namespace": NAMESPACE, "topic": TOPIC}
+    assert await topics.good("GET", "/priorities", **where) == []
+    await topics.enqueue(
+        *(item(n, priority=5) for n in range(3)), item("first", priority=-1), item("late", priority=5, delay=9999)
+    )
+    await topics.dequeue(limit=2)
+    assert await topics.good("GET", "/priorities", **where) == [
+        {"priority": -1, "ready": 0, "delayed": 0, "leased": 1},
+        {"priority": 5, "ready": 2, "delayed": 1, "leased": 1},
+    ]
+    assert len(await topics.good("GET", "/priorities", **where, limit=1)) == 1
 
 
 async def test_a_dequeue_that_waits_is_answered_when_its_time_is_up(topics: TopicApi) -> None:
@@ -150,10 +164,10 @@ async def test_a_lease_that_lapses_makes_the_item_ready_with_one_retry_less(topi
 
 async def test_an_extended_lease_lasts(topics: TopicApi) -> None:
     await topics.enqueue(item("x"))
-    (got,) = await topics.dequeue(lease=0.3)
+    (got,) = await topics.dequeue(lease=2)
     (extended,) = await topics.good("POST", "/extend", [named(got, seconds=30)])
     assert extended["success"] and extended["lease_expires_at"] > got["lease_expires_at"]
-    assert await topics.dequeue(wait=True, timeout=700) == []
+    assert await topics.dequeue(wait=True, timeout=2500) == []
     (shorter,) = await topics.good("POST", "/extend", [named(got, seconds=0.1)])
     assert shorter["lease_expires_at"] == extended["lease_expires_at"], "never earlier"
     assert await topics.ack(got) == [True]
@@ -195,17 +209,27 @@ async def test_a_nacked_item_waits_longer_each_time_and_dies_at_last(topics: Top
     await topics.enqueue(item("x", metadata={"m": 1}, idempotency_key="k"))
     for longest in (0.1, 0.2, 0.3):
         (got,) = await topics.dequeue(wait=True, timeout=60_000)
+        assert got["updated_at"] >= got["deliver_after"]
         (result,) = await topics.nack(got, error="it\x00broke")
         assert result["success"] and not result["dlq"]
         assert longest / 2 <= result["retry_in_seconds"] <= longest
-        assert await topics.dequeue() == []
     (got,) = await topics.dequeue(wait=True, timeout=60_000)
+    assert got["updated_at"] >= got["deliver_after"]
     assert (got["retries"], got["last_error"]) == (3, "it\N{REPLACEMENT CHARACTER}broke")
     (result,) = await topics.nack(got, error="for good")
     assert result["dlq"]
     (dead,) = await topics.dead()
     assert (dead["data"], dead["last_error"], dead["retries"], dead["metadata"]) == ("x", "for good", 3, {"m": 1})
     assert await topics.enqueue(item("y", idempotency_key="k")) == [got["id"]], "the key is still taken"
+
+
+async def test_a_nack_can_dead_letter_at_once(topics: TopicApi) -> None:
+    await topics.enqueue(item("x"), item("y", priority=3))
+    x, y = await topics.dequeue(limit=2)
+    first, second = await topics.good("POST", "/nack", [named(x) | {"dlq": True, "error": "invalid"}, named(y)])
+    assert (first["dlq"], second["dlq"]) == (True, False)
+    (dead,) = await topics.dead()
+    assert (dead["data"], dead["last_error"], dead["retries"]) == ("x", "invalid", 0)
 
 
 async def test_a_dead_letter_is_sent_round_again_or_thrown_away(topics: TopicApi) -> None:
@@ -351,6 +375,15 @@ async def test_peeking_changes_nothing_and_follows_the_order(topics: TopicApi) -
     assert values(both) == ["a", "later", "b"]
 
 
+async def test_peeking_passes_over_as_many_items_as_it_is_asked_to(topics: TopicApi) -> None:
+    await topics.enqueue(item("c", priority=1), *(item(number) for number in range(4)))
+    which: dict[str, Any] = {"namespace": NAMESPACE, "topic": TOPIC, "limit": 2}
+    for offset, expected in ((0, [0, 1]), (3, [3, "c"]), (4, ["c"]), (5, []), (1 << 60, [])):
+        assert values(await topics.good("GET", "/peek", **which, offset=offset)) == expected
+    await topics.dequeue(limit=3)
+    assert values(await topics.good("GET", "/peek", **which, leased=True, offset=2)) == [2]
+
+
 async def test_a_purged_topic_is_empty_and_its_keys_are_free(topics: TopicApi) -> None:
     ids = await topics.enqueue(item("x", idempotency_key="k"), item("y"), item("z", delay=100))
     (got,) = await topics.dequeue(1)
@@ -440,7 +473,7 @@ async def test_an_item_below_the_head_is_served_first(topics: TopicApi) -> None:
     assert topics.api.worker is not None
     broker = topics.api.worker.broker
     await topics.enqueue(*(item(n) for n in range(6)))
-    lapsing = await topics.dequeue(1, lease=0.3)
+    lapsing = await topics.dequeue(1, lease=2)
     acked = await topics.dequeue(3)
     await topics.ack(*acked)
     (topic,) = (await broker.topics.catalog.find([(NAMESPACE, TOPIC)])).values()

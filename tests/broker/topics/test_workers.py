@@ -11,7 +11,9 @@ import pytest
 
 from queen.storage.database import Database
 from tests.conftest import StartServer
+from tests.support.ageing import broker_of, until
 from tests.support.database import Connection
+from tests.support.pausing import pause_after
 from tests.support.topic_api import NAMESPACE, TopicApi, item, named, values
 
 Pair = tuple[TopicApi, TopicApi]
@@ -70,6 +72,65 @@ async def test_options_and_quotas_set_at_one_hold_at_the_other_at_once(pair: Pai
     assert answer.status == 200
     answer = await there.call("POST", "/enqueue", [item(n) for n in range(2)])
     assert answer.status == 429
+
+
+async def test_a_quota_that_is_set_while_the_other_reads_them_holds_there(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    quotas = broker_of(there.api).topics.quotas
+    read, go_on = pause_after(monkeypatch, quotas._database, "fetch", "topic_quotas")
+    reading = asyncio.create_task(quotas.refresh())
+    await read.wait()
+    await here.good("PUT", "/quotas", {"namespace": NAMESPACE, "per_minute": 1})
+    broker_of(there.api).notifications.drain()
+    go_on.set()
+    await reading
+    assert (await there.call("POST", "/enqueue", [item(1), item(2)])).status == 400
+
+
+async def test_a_dequeue_that_is_about_to_wait_hears_that_all_are_to_look_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.configure()
+    dequeuer = broker_of(there.api).topics.dequeuer
+    read, go_on = pause_after(monkeypatch, dequeuer._link, "fetch", "topic_next_due")
+    waiting = asyncio.create_task(there.dequeue(wait=True, timeout=60_000))
+    await read.wait()
+    be_silent(here, monkeypatch)
+    await here.enqueue(item(1))
+    dequeuer.wake_all()
+    go_on.set()
+    async with asyncio.timeout(30):
+        assert values(await waiting) == [1]
+
+
+async def test_a_dequeue_of_several_topics_that_is_searched_for_hears_that_all_are_to_look_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = pair
+    await here.configure()
+    dequeuer = broker_of(there.api).topics.multi_dequeuer
+    query = {"namespace": NAMESPACE, "limit": 1, "wait": True, "timeout": 60_000}
+    first = asyncio.create_task(there.good("GET", "/dequeue/many", **query))
+    await until(lambda: len(dequeuer.waiting))
+    read, go_on = pause_after(monkeypatch, dequeuer._link, "fetch", "topic_due")
+    with monkeypatch.context() as at_once:
+        at_once.setattr(dequeuer, "_poll_seconds", 0.0)
+        second = asyncio.create_task(there.good("GET", "/dequeue/many", **query))
+        await read.wait()
+    be_silent(here, monkeypatch)
+    await here.enqueue(item(1), item(2))
+    dequeuer.wake_all()
+    go_on.set()
+    async with asyncio.timeout(30):
+        assert sorted(values([*await first, *await second])) == [1, 2]
+
+
+def be_silent(topics: TopicApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on it notifies nobody of what it does."""
+    monkeypatch.setattr(broker_of(topics.api).notifications.bus, "send", lambda datagram: None)
 
 
 async def test_workers_that_consume_together_are_given_each_item_once_and_urgent_ones_first(pair: Pair) -> None:

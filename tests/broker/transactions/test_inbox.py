@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -281,6 +282,10 @@ async def test_a_waiting_dequeue_wakes_when_the_transaction_commits(topics: Topi
     assert values(await waiting) == [1]
 
 
+def _enqueue_item(field: str) -> str:
+    return f'queen.enqueue_items(\'[{{"namespace": "n", "topic": "t", {field}}}]\')'
+
+
 BAD: list[tuple[str, str, str]] = [
     ("queen.push(NULL, 'p', '1')", "22004", "queue must not be null"),
     ("queen.push('', 'p', '1')", "22023", "queue must not be empty"),
@@ -306,6 +311,8 @@ BAD: list[tuple[str, str, str]] = [
     ("queen.enqueue('ns', 't', NULL)", "22004", "payload must not be null"),
     ("queen.enqueue('ns', 't', '1', key => E'\\t')", "22023", "key must not contain control characters"),
     ("queen.enqueue('ns', 't', '1', deliver_after => 'infinity')", "22023", "deliver_after must be a moment"),
+    ("queen.enqueue('ns', 't', '1', deliver_after => '10000-01-01Z')", "22023", "in the years 1 to 9999"),
+    ("queen.enqueue('ns', 't', '1', deliver_after => '4000-01-01Z BC')", "22023", "in the years 1 to 9999"),
     ("queen.enqueue('ns', 't', '1', ttl => interval '-1 s')", "22023", "ttl must be between"),
     ("queen.enqueue('ns', 't', '1', metadata => '[]')", "22023", "metadata must be a JSON object"),
     ("queen.enqueue_many('ns', 't', ARRAY['1']::jsonb[], keys => '{}')", "2202E", "1 payloads were given, and 0 keys"),
@@ -314,6 +321,16 @@ BAD: list[tuple[str, str, str]] = [
         "22023",
         "exclude each other",
     ),
+    ('queen.push_items(\'[{"queue": "q"}, {"queue": "q", "traceId": "x"}]\')', "22P02", "(at items[1])"),
+    (_enqueue_item('"priority": 1.5'), "22P02", "(at items[0])"),
+    (_enqueue_item('"delay": "soon"'), "22P02", "(at items[0])"),
+    (_enqueue_item('"delay": 1e300'), "22008", "(at items[0])"),
+    (_enqueue_item('"delay": 1e12'), "22023", "in the years 1 to 9999"),
+    (_enqueue_item('"deliver_after": "soon"'), "22007", "(at items[0])"),
+    (_enqueue_item('"deliver_after": "tomorrow"'), "22007", 'deliver_after is no time: "tomorrow" (at items[0])'),
+    (_enqueue_item('"deliver_after": "2030-31-01T12:00:00Z"'), "22008", "(at items[0])"),
+    (_enqueue_item('"delay": -1'), "22023", "delay must not be negative (at items[0])"),
+    (_enqueue_item('"priority": "1"'), "22P02", "priority must be a number, not string (at items[0])"),
 ]
 
 
@@ -324,6 +341,66 @@ async def test_bad_input_is_an_error_with_a_hint_and_leaves_nothing(connection: 
         assert (error.value.sqlstate, error.value.hint is not None) == (state, True), call
         assert text in str(error.value), call
     assert await _is_empty(connection)
+
+
+async def test_the_limit_of_a_call_counts_the_text_that_is_stored(connection: Connection) -> None:
+    """Which jsonb may be much smaller than: compressed in a column, or with exponents in its numbers."""
+    await make_queue(connection, "known")
+    await connection.execute(
+        "CREATE TEMP TABLE large AS SELECT one, ARRAY[one] AS many, jsonb_build_array(jsonb_build_object('queue', 'q',"
+        " 'payload', one)) AS pushed, jsonb_build_array(jsonb_build_object('namespace', 'ns', 'topic', 't', 'data',"
+        " one)) AS enqueued FROM (SELECT to_jsonb(repeat('x', 68000000)) AS one) l"
+    )
+    # With plans of their own for each call, parameters are uncompressed before they are looked at.
+    await connection.execute("SET plan_cache_mode = force_generic_plan")
+    numbers = "(SELECT jsonb_agg('1e131000'::jsonb) FROM generate_series(1, 600))"
+    for call in (
+        "queen.push('known', 'p', one)",
+        "queen.push('q', 'p', one)",
+        f"queen.push('known', 'p', {numbers})",
+        "queen.push_many('q', 'p', many)",
+        f"queen.push_many('q', 'p', ARRAY[{numbers}])",
+        "queen.push_many('q', 'p', (SELECT array_agg('1e131000'::jsonb) FROM generate_series(1, 2000)))",
+        "queen.push_items(pushed)",
+        "queen.enqueue('ns', 't', one)",
+        "queen.enqueue_many('ns', 't', many)",
+        "queen.enqueue_items(enqueued)",
+    ):
+        with pytest.raises(asyncpg.ProgramLimitExceededError, match="too large to be pushed at once") as error:
+            await connection.execute(f"SELECT {call} FROM large")
+        assert error.value.hint, call
+    assert await _is_empty(connection)
+
+
+async def test_sql_takes_no_name_that_the_server_refuses(connection: Connection) -> None:
+    """It would be refused after the commit, when nobody can be told."""
+    taken = await connection.fetch(
+        "SELECT i FROM generate_series(1, 1114111) i WHERE i NOT BETWEEN 55296 AND 57343 AND queen.is_printable(chr(i))"
+    )
+    codes = {row["i"] for row in taken}
+    assert [code for code in codes if not chr(code).isprintable()] == []
+    # Newer Pythons know more characters than there were in Unicode 14, on which hosts of all of them agree.
+    assert unicodedata.unidata_version != "14.0.0" or len(codes) == sum(
+        chr(code).isprintable() for code in range(0x110000)
+    )
+    for name in ("unassigned \u0378", "private \U000f0000", "tag \U000e0001"):
+        with pytest.raises(asyncpg.PostgresError, match="partition must not contain control characters"):
+            await push(connection, 1, partition=name)
+
+
+async def test_a_time_without_a_zone_is_utc_in_any_session(topics: TopicApi, connection: Connection) -> None:
+    await connection.execute("SET timezone = 'Asia/Kathmandu'")
+    items = [{"namespace": "ns", "topic": "t", "data": 1, "deliver_after": "2030-01-31T12:00:00"}]
+    await connection.execute("SELECT queen.enqueue_items($1)", json.dumps(items))
+    await drained(connection)
+    assert await connection.fetchval("SELECT deliver_after = '2030-01-31T12:00:00Z' FROM queen.topic_items")
+
+
+async def test_the_first_and_the_last_moment_that_may_be_given_arrive(topics: TopicApi, connection: Connection) -> None:
+    for moment in ("0001-01-01Z", "9999-12-31T23:59:59.999999Z"):
+        await connection.execute("SELECT queen.enqueue('ns', 't', '1', deliver_after => $1::text::timestamptz)", moment)
+    await drained(connection)
+    assert await connection.fetchval("SELECT appended FROM queen.inbox_totals") == 2
 
 
 async def test_a_full_queue_refuses_and_what_slips_through_is_a_dead_letter(api: Api, connection: Connection) -> None:
@@ -346,6 +423,20 @@ async def test_a_full_queue_refuses_and_what_slips_through_is_a_dead_letter(api:
     assert answer.status == 200, answer
     assert payloads(await api.pop("q")) == [2]
     assert await dead_letters(connection, "q") == []
+
+
+async def test_dead_letters_are_retried_in_the_order_in_which_they_were_pushed(
+    api: Api, connection: Connection
+) -> None:
+    await api.configure("q", maxSize=1)
+    async with connection.transaction():
+        for number in range(3):
+            await push(connection, number)
+    await drained(connection)
+    assert len(await dead_letters(connection, "q")) == 2
+    await api.configure("q", maxSize=0)
+    assert (await api.call("POST", "/api/v1/dlq/retry", {"queue": "q"})).status == 200
+    assert payloads(await api.pop("q", batch=10)) == [0, 1, 2]
 
 
 async def test_items_over_quota_are_refused_and_what_slips_through_is_a_dead_letter(

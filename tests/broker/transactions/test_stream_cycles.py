@@ -487,13 +487,13 @@ async def test_state_is_found_by_index(dsn: str, connection: Connection) -> None
     )
     await connection.execute("ANALYZE queen.stream_state")
     statements = load_statements()
-    everything = (1, 7, None, None, None, None, None, 100)
+    everything = (1, 7, None, None, None, None, None, 100, 1 << 20)
     cases: list[tuple[str, tuple[Any, ...]]] = [
         ("stream_state", everything),
         ("stream_state", (1, 7, ["tumb:1\x1f5", "nobody"], *everything[3:])),
         ("stream_state", (1, 7, None, "tumb:1\x1f", "tumb:1 ", *everything[5:])),
-        ("stream_state", (1, 7, None, None, None, 5.0, None, 100)),
-        ("stream_state", (1, 7, None, None, None, None, "tumb:1\x1f5", 100)),
+        ("stream_state", (1, 7, None, None, None, 5.0, None, 100, 1 << 20)),
+        ("stream_state", (1, 7, None, None, None, None, "tumb:1\x1f5", 100, 1 << 20)),
         ("stream_versions", (1, 7, ["tumb:1\x1f5"])),
         ("delete_stream_state", (1, 7, ["tumb:1\x1f5"])),
         ("stream_partitions", (1, 100)),

@@ -1,4 +1,4 @@
-"""Messages that always fail become dead letters, and are sent round again: each is in one place, always."""
+"""Messages that always fail become dead letters, and are redriven: each is in one place, always."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ POISON = "bad"
 
 
 class DeadLettersWorkload(LogWorkload):
-    """Some messages fail until they are dead; a copy that was sent round again succeeds."""
+    """Some messages fail until they are dead; a copy that was redriven succeeds."""
 
     name = "dead-letters"
     groups = ("workers",)

@@ -57,12 +57,20 @@ class WebSocketWorkload(LogWorkload):
         subscription = {"id": "s", "queue": self.queue, "consumerGroup": "frames", "batch": 7, "partitions": 2}
         await socket.send_json({"type": "subscribe", **subscription})
         early: deque[dict[str, Any]] = deque()
+        begun = False
         for _ in range(self.chance.randint(1, 25)):
             if idle.long_enough:
                 return
             frame = early.popleft() if early else await self._next(socket)
             if frame is None:
-                self._note_nothing(name, idle)
+                # Before it has begun nothing can come: that is no empty answer.
+                if begun:
+                    self._note_nothing(name, idle)
+            elif frame["type"] == "error":
+                await self.back_off()
+                return
+            elif frame["type"] == "subscribed":
+                begun = True
             elif frame["type"] == "batch":
                 call = self._note_batch(name, frame, since)
                 idle.note(call, call.answer)
@@ -138,14 +146,19 @@ class WebSocketWorkload(LogWorkload):
                 idle.note(self.history.end(probe, Outcome.OK), None)
             stop.set()
 
-        async with Queen(self.site.urls[0], retry_delay_millis=50, handle_signals=False) as queen:
-            watching = asyncio.create_task(watch())
-            while not stop.is_set():
+        async def consume(queen: Queen, signal: asyncio.Event) -> None:
+            while not signal.is_set():
                 try:
                     queue = queen.queue(self.queue).group("client").batch(5)
-                    await queue.consume(handle, signal=stop, transport="websocket")
+                    await queue.consume(handle, signal=signal, transport="websocket")
                 except (QueenError, OSError):
                     await self.back_off()
+
+        async with Queen(self.site.urls[0], retry_delay_millis=50, handle_signals=False) as queen:
+            # After long faults it pauses for longer than it may be idle: with their end it begins again.
+            await consume(queen, self.stage.healed)
+            watching = asyncio.create_task(watch())
+            await consume(queen, stop)
             await watching
 
 

@@ -123,6 +123,11 @@ def test_new_certificates_are_taken_up_while_connections_stay(secure: Secure) ->
         ({"JWT_ENABLED": "true", "JWT_PUBLIC_KEY": "no key"}, "JWT_PUBLIC_KEY: expected a public key in PEM"),
         ({"QUEEN_LOGIN": "true"}, "QUEEN_LOGIN is true, but JWT_SECRET is not set"),
         ({"QUEEN_LOGIN": "true", "JWT_SECRET": "x", "CORS_ORIGINS": "*"}, "exclude each other"),
+        ({"QUEEN_LOGIN": "true", "JWT_SECRET": "x", "OIDC_CLIENT_ID": "queen"}, "belong together: one is missing"),
+        (
+            {"QUEEN_LOGIN": "true", "JWT_SECRET": "x", "INTERNAL_JWT_PRIVATE_KEY_PEM": "no key"},
+            "INTERNAL_JWT_PRIVATE_KEY_PEM: expected an RSA",
+        ),
         ({"TLS_CERT": "/nowhere", "TLS_KEY": "/nowhere"}, "TLS_CERT=/nowhere: expected a file that can be read"),
         ({"TLS_CLIENT_ROLES": "a:admin"}, "TLS_CLIENT_ROLES is set, but TLS_CLIENT_AUTH is off"),
         (

@@ -50,7 +50,7 @@ async def test_several_workers_consume_in_order_and_miss_nothing(api: Api, queen
             stop.set()
 
     builder = queen.queue("q").group("g").batch(7).concurrency(3)
-    await asyncio.wait_for(builder.consume(handle, signal=stop, transport="websocket"), 30)
+    await asyncio.wait_for(builder.consume(handle, signal=stop, transport="websocket"), 100)
     assert all(numbers == list(range(50)) for numbers in seen.values())
     assert await api.pop("q", consumerGroup="g") == []
 
@@ -62,7 +62,7 @@ async def test_a_message_that_is_pushed_while_a_consumer_waits_comes_at_once(que
         got.append(message["data"])
 
     consuming = asyncio.ensure_future(
-        asyncio.wait_for(queen.queue("q").limit(2).consume(handle, transport="websocket"), 20)
+        asyncio.wait_for(queen.queue("q").limit(2).consume(handle, transport="websocket"), 100)
     )
     await asyncio.sleep(0.3)
     for number in (1, 2):
@@ -112,7 +112,7 @@ async def test_a_consumer_whose_connection_is_cut_connects_again(
 
     await queen.queue("q").push([{"data": number} for number in range(10)])
     consuming = far.queue("q").idle_millis(1500).consume(handle, transport="websocket")
-    await asyncio.wait_for(consuming, 30)
+    await asyncio.wait_for(consuming, 100)
     # What was cut off before its ack came again; nothing is skipped.
     assert list(dict.fromkeys(seen)) == list(range(10))
 
@@ -138,7 +138,7 @@ async def test_a_consumer_moves_to_another_server_when_its_own_stops(
     await used.stop()
     (other,) = [server for server in servers if server.worker is not used]
     await other.push("q", 2)
-    await asyncio.wait_for(consuming, 20)
+    await asyncio.wait_for(consuming, 100)
     assert seen == [1, 2]
 
 

@@ -263,6 +263,9 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/topics/counts": Surface(
         query="namespace=nowhere", names=_TOPIC_NAMES, refused_query={"": "namespace is required"}
     ),
+    "GET /api/v1/topics/priorities": Surface(
+        query=_NO_TOPIC, numbers=("limit",), names=_TOPIC_NAMES, refused_query=_TOPIC_QUERY
+    ),
     "POST /api/v1/topics/configure": Surface(
         reads_body=True,
         refused=_ITEM_FAULTS
@@ -503,7 +506,7 @@ _SURFACES: dict[str, Surface] = {
     "GET /api/v1/system/maintenance/pop": Surface(),
     "POST /api/v1/system/maintenance": Surface(reads_body=True, refused=_NO_FLAGS),
     "POST /api/v1/system/maintenance/pop": Surface(reads_body=True, refused=_NO_FLAGS),
-    "GET /api/v1/consumer-groups": Surface(names=("queue", "search")),
+    "GET /api/v1/consumer-groups": Surface(names=("group", "namespace", "queue", "search", "task")),
     "GET /api/v1/consumer-groups/lagging": Surface(
         numbers=_PAGE,
         refused_query={
@@ -890,7 +893,7 @@ _SURFACES: dict[str, Surface] = {
             ),
         },
     ),
-    "GET /api/v1/traces/names": Surface(numbers=_PAGE),
+    "GET /api/v1/traces/names": Surface(numbers=_PAGE, names=("search",)),
     "GET /api/v1/traces/by-name/{name}": Surface(unknown={"name": 200}, unnamable=200, numbers=_PAGE),
     "GET /api/v1/traces/{partition}/{transaction}": Surface(
         unknown={"partition": 200, "transaction": 200}, unnamable=200, numbers=_PAGE

@@ -44,6 +44,16 @@ async def test_a_body_that_may_not_be_sent_is_not_waited_for(start_server: Start
     await api.close()
 
 
+async def test_a_cookie_that_is_no_session_does_not_have_a_body_waited_for(start_server: StartServer) -> None:
+    api = await start_server(queen_login=True, jwt_secret=SECRET)
+    large = "Content-Length: 60000000"
+    for token in ("x", "a.b.c", issue("admin"), issue("admin", username="alice", lifetime=-600)):
+        assert await answer_to_head(api, large, f"Cookie: token={token}") == 401, token
+    issued = issue("admin", id=1, username="alice")
+    # Whether it goes on is found out when all of the request is there.
+    assert await answer_to_head(api, large, f"Cookie: token={issued}", "Expect: 100-continue") == 100
+
+
 async def test_a_body_that_comes_with_its_head_is_refused_and_the_connection_goes_on(start_server: StartServer) -> None:
     api = await start_server(jwt_enabled=True, jwt_secret=SECRET)
     for _ in range(2):

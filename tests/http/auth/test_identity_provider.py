@@ -135,6 +135,18 @@ async def test_strangers_do_not_make_the_server_ask_the_provider_again_and_again
     assert provider.asked <= asked + 1
 
 
+async def test_people_may_log_in_beside_a_provider_whose_claims_look_like_those_of_a_session(
+    provider: Provider, start_server: StartServer
+) -> None:
+    await provider.start()
+    api = await start_server(
+        jwt_enabled=True, queen_login=True, jwt_secret="a secret of thirty-two bytes or more", jwt_jwks_url=provider.url
+    )
+    token = token_of(provider, id=7, username="me")
+    # The first may be the one for which the keys are fetched.
+    assert [(await status(api, token)).status for _ in range(3)] == [200] * 3
+
+
 async def test_tokens_that_confuse_keys_are_refused(provider: Provider, start_server: StartServer) -> None:
     provider.keys["rsa"] = key_for("RS256")
     provider.keys["ed"] = key_for("EdDSA")

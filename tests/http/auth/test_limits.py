@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
+import resource
 import socket
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from typing import cast
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,8 +21,10 @@ from queen.errors import Overloaded
 from queen.http.api.limits import Unpacking
 from queen.http.server.limits import Address, Budget, Limits
 from queen.http.server.message import Request, Response
+from queen.http.server.protocol import REQUESTS_AT_A_TIME
 from queen.wire.binary.push import unpacked_bytes
 from tests.conftest import StartServer
+from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.database import Connection
 from tests.support.frames import Group, binary_push
@@ -41,13 +47,6 @@ async def connect(api: Api, receive_bytes: int = 0) -> Streams:
 
 async def status_of(reader: asyncio.StreamReader) -> int:
     return int((await reader.readline()).split()[1])
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0)
 
 
 async def test_unfinished_bodies_have_a_budget_and_give_it_back(start_server: StartServer) -> None:
@@ -268,14 +267,69 @@ async def test_connections_are_limited(start_server: StartServer, setting: str, 
         writer.close()
 
 
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process can open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Opening as many as are usually allowed would take a while.
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(one.name) for one in Path("/proc/self/fd").iterdir()) + 1, hard)
+    )
+    held: list[int] = []
+    with suppress(OSError):
+        while True:
+            held.append(os.dup(0))
+    try:
+        yield
+    finally:
+        for one in held:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_worker_without_descriptors_says_so_and_answers(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first push of a worker among others opens a file of their host.
+    api = await start_server(num_workers=2)
+    assert (await api.call("GET", "/livez")).status == 200
+    push = {"items": [{"queue": "q", "payload": 1}]}
+    async with asyncio.timeout(100):
+        with no_descriptors():
+            statuses = [(await api.call("POST", "/api/v1/push", push)).status for _ in range(3)]
+            await until(lambda: "new connections are dropped" in caplog.text)
+        await until(lambda: "files can be opened again" in caplog.text)
+        assert set(statuses) <= {201, 503}
+        assert "Too many open files" in caplog.text
+
+    async def is_stored() -> bool:
+        return (await api.call("POST", "/api/v1/push", push)).status == 201
+
+    await until(is_stored)
+
+
 async def test_pipelined_requests_leave_turns_to_others(api: Api) -> None:
+    assert api.worker is not None
+    server, answered = api.worker.http, [0]
+
+    async def read_all(reader: asyncio.StreamReader) -> None:
+        for _ in range(5000):
+            await reader.readuntil(b"HTTP/1.1 204")
+
     reader, writer = await connect(api)
-    writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000)
+    # What is answered at once would be answered without a pause.
+    writer.write(b"OPTIONS /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000)
+    reading = asyncio.create_task(read_all(reader))
     other_reader, other_writer = await connect(api)
     other_writer.write(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert await status_of(other_reader) == 200
-    for _ in range(5000):
-        await reader.readuntil(b"HTTP/1.1 200")
+    async with asyncio.timeout(100):
+        while answered[-1] < 5000:
+            # Counted in every turn of the event loop.
+            await asyncio.sleep(0)
+            answered.append(server.statuses.get(204, 0))
+        assert await status_of(other_reader) == 200
+        await reading
+    assert max(after - before for before, after in itertools.pairwise(answered)) <= 10 * REQUESTS_AT_A_TIME
     writer.close()
     other_writer.close()
 
@@ -372,6 +426,107 @@ async def test_a_pop_from_many_partitions_ends_at_a_size(start_server: StartServ
     while messages := await api.pop("q", batch=100, partitions=6):
         seen += [message["data"][0] for message in messages]
     assert sorted(seen) == [str(number) for number in range(6)]
+
+
+async def test_views_that_show_payloads_end_at_a_size(start_server: StartServer) -> None:
+    """Whatever number of entries is asked for: none of them may fill the memory."""
+    api = await start_server(max_answer_bytes=1 << 20)
+    big = "x" * 300_000
+    for number in range(8):
+        item = {"namespace": "n", "topic": "t", "data": big}
+        assert (await api.call("POST", "/api/v1/topics/enqueue", [item])).status == 200
+        body = {"queue": "e", "messages": [{"payload": big}]}
+        assert (await api.call("POST", "/api/v1/ephemeral/push", body)).status == 201
+        await api.push("q", big, ids=[f"m{number}"])
+    topic: dict[str, Any] = {**_TOPIC, "limit": 1000}
+
+    async def seen(path: str, **query: Any) -> int:
+        answer = await api.call("GET", path, **query)
+        assert answer.status == 200, answer
+        found = answer.body if isinstance(answer.body, list) else answer.body["messages"]
+        assert 1 <= len(found) <= 5
+        return len(found)
+
+    await seen("/api/v1/topics/peek", **topic)
+    assert await seen("/api/v1/ephemeral/pop", queue="e", batch=100) == await seen(
+        "/api/v1/ephemeral/pop", queue="e", batch=100
+    ), "the rest comes with the next"
+    found = await api.call("GET", "/api/v1/messages/search", queue="q", limit=100)
+    names = [one["transactionId"] for one in found.body["messages"]]
+    assert 1 <= len(names) <= 5
+    while found.body["cursor"] is not None:
+        found = await api.call("GET", "/api/v1/messages/search", queue="q", limit=100, cursor=found.body["cursor"])
+        names += [one["transactionId"] for one in found.body["messages"]]
+    assert names == [f"m{number}" for number in reversed(range(8))]
+    await api.call("POST", "/api/v1/topics/configure", {**_TOPIC, "options": {"max_retries": 0}})
+    while leased := (await api.call("GET", "/api/v1/topics/dequeue", **topic)).body:
+        refs = [{"id": one["id"], "error": "no", **_TOPIC} for one in leased]
+        assert (await api.call("POST", "/api/v1/topics/nack", refs)).status == 200
+    await seen("/api/v1/topics/dlq", **topic)
+    # Pages by number are refused, not cut: what was left out would be on none of them.
+    while (await api.call("POST", "/api/v1/messages/dlq", _ALL_OF_IT)).body["cursor"] is not None:
+        pass
+    assert await seen("/api/v1/dlq", queue="q", limit=3) == 3
+    refused = await api.call("GET", "/api/v1/dlq", queue="q", limit=100)
+    assert (refused.status, "ask for fewer" in refused.body["error"]) == (400, True)
+
+
+_TOPIC = {"namespace": "n", "topic": "t"}
+_ALL_OF_IT = {"queue": "q", "filter": {"status": "pending"}, "limit": 100}
+
+
+async def test_values_of_keys_have_a_size_together(start_server: StartServer) -> None:
+    api = await start_server(max_answer_bytes=1 << 20)
+
+    async def run(*operations: dict[str, Any]) -> tuple[int, Any]:
+        answer = await api.call("POST", "/api/v1/kv", {"operations": [{"ns": "n", **one} for one in operations]})
+        return answer.status, answer.body
+
+    keys = [f"k{number}" for number in range(8)]
+    for key in keys:
+        put = {"op": "put", "key": key, "value": "x" * 300_000, "forever": True}
+        assert (await run(put))[0] == 200
+    for reading in ({"op": "getMany", "keys": keys}, {"op": "getPrefix", "prefix": "k"}):
+        status, body = await run(reading)
+        (result,) = body["results"]
+        assert (status, result["truncated"], 1 <= len(result["rows"]) <= 4) == (200, True, True), reading
+    _, body = await run({"op": "getPrefix", "prefix": "k", "keysOnly": True})
+    assert [row["key"] for row in body["results"][0]["rows"]] == keys
+    # All or nothing, where nothing can be left out: also of what is written meanwhile, and of what stands in the way.
+    one = {"op": "put", "key": "one", "value": "y" * 300_000, "forever": True}
+    for operations in (
+        [{"op": "get", "key": key} for key in keys],
+        [{"op": "getPrefix", "prefix": "k"}] * 8,
+        [{"op": "put", "key": key, "value": 1, "forever": True, "expect": 1} for key in keys],
+        [one] + [{"op": "get", "key": "one"}] * 8,
+    ):
+        status, body = await run(*operations)
+        assert (status, "fewer" in body["error"]) == (400, True), operations[0]
+    status, body = await run({"op": "get", "key": "one"})
+    assert (status, body["results"][0]["found"]) == (200, False), "nothing was written"
+
+
+async def test_state_of_a_stream_that_is_too_large_comes_in_pages(start_server: StartServer) -> None:
+    api = await start_server(max_body_bytes=1 << 20)
+    await api.push("q", 1)
+    (message,) = await api.pop("q", consumerGroup="g")
+    registered = await api.call("POST", "/streams/v1/queries", {"name": "s", "source_queue": "q", "config_hash": "x"})
+    place = {"query_id": registered.body["query_id"], "partition_id": message["partitionId"]}
+    for number in range(8):
+        write = [{"type": "upsert", "key": f"k{number}", "value": "x" * 300_000}]
+        cycle = await api.call("POST", "/streams/v1/cycle", {**place, "consumer_group": "g", "state_ops": write})
+        assert cycle.body["success"]
+    whole = await api.call("POST", "/streams/v1/state/get", place)
+    assert (whole.status, "ask for fewer" in whole.body["error"]) == (400, True)
+    keys: list[str] = []
+    while True:
+        after = {"after": keys[-1]} if keys else {}
+        page = (await api.call("POST", "/streams/v1/state/get", {**place, **after, "limit": 100})).body
+        assert 1 <= len(page["rows"]) <= 5
+        keys += [row["key"] for row in page["rows"]]
+        if not page["more"]:
+            break
+    assert keys == [f"k{number}" for number in range(8)]
 
 
 async def test_bytes_are_counted_as_they_are_sent_and_not_as_they_are_stored(start_server: StartServer) -> None:
@@ -472,13 +627,20 @@ async def test_a_large_push_is_stored_in_parts_and_answered_in_order(api: Api, c
     count = 5000
     items = [{"queue": "q", "partition": f"p{number}", "payload": number} for number in range(count)]
     items += [{"queue": "q", "partition": "p0", "payload": number} for number in range(count)]
-    answer = await api.call("POST", "/api/v1/push", {"items": items})
+    large = asyncio.create_task(api.call("POST", "/api/v1/push", {"items": items}))
+    between = 0
+    while not large.done():
+        # Others come in between the parts.
+        await api.push("small", between)
+        between += 1
+    assert between >= 4
+    answer = await large
     assert answer.status == 201
     assert [one["index"] for one in answer.body] == list(range(2 * count))
     assert {one["status"] for one in answer.body} == {"queued"}
     assert len({one["partition_id"] for one in answer.body[:count]}) == count
     assert len({one["message_id"] for one in answer.body}) == 2 * count
-    assert await connection.fetchval("SELECT count(*) FROM queen.partitions") == count
+    assert await connection.fetchval("SELECT count(*) FROM queen.partitions") == count + 1
     messages = await api.pop("q", partition="p0", batch=10_000)
     assert [message["data"] for message in messages] == [0, *range(count)]
 

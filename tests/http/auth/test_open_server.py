@@ -44,6 +44,10 @@ def test_a_server_for_this_machine_says_how_to_open_it() -> None:
         ({"host": "127.0.0.1"}, ""),
         ({"host": "0.0.0.0"}, "authentication is off and HOST=0.0.0.0 is reachable from other machines"),
         ({"host": "0.0.0.0", "jwt_enabled": True, "jwt_secret": SECRET}, ""),
+        (
+            {"jwt_enabled": True, "jwt_secret": SECRET, "jwt_skip_paths": ("/health", "/api/v1/push")},
+            "JWT_SKIP_PATHS opens /api/v1/push to everyone who reaches port 6632",
+        ),
         ({"jwt_secret": SECRET}, "JWT_ENABLED is not true: requests need no token"),
     ],
 )

@@ -112,6 +112,22 @@ async def test_namespaces_limit_queues_by_what_they_are_configured_as(guarded: A
         await caller.close()
 
 
+async def test_a_name_that_cannot_be_is_no_failure_of_the_server(guarded: Api) -> None:
+    mine = guarded.bearing(issue("admin", aud="queen", namespaces=["mine"]))
+    for method, path, body in (
+        ("GET", "/api/v1/pop/queue/mine.a%00", None),
+        ("GET", "/api/v1/read/mine.a%00", None),
+        ("GET", "/api/v1/kv/mine.a%00", None),
+        ("GET", "/api/v1/messages?queue=mine.a%00", None),
+        ("POST", "/api/v1/push", {"items": [{"queue": "mine.a\0", "payload": 1}]}),
+        ("POST", "/api/v1/fetch", {"entries": [{"queue": "mine.a\0"}]}),
+        ("POST", "/api/v1/configure", {"queue": "mine.a\0", "namespace": "mine"}),
+    ):
+        answer = await mine.call(method, path, body)
+        assert answer.status < 500, (path, answer)
+    await mine.close()
+
+
 async def test_messages_of_others_are_not_found_by_way_of_ones_own_queue(guarded: Api) -> None:
     everything = guarded.bearing(issue("admin", aud="queen"))
     await everything.push("mine", *range(3))
@@ -213,6 +229,41 @@ async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
     assert {message["producerSub"] for message in listed if message["transactionId"].startswith("one")} == {"alice"}
     for each in (caller, other):
         await each.close()
+
+
+async def test_who_scheduled_a_timer_is_who_its_message_is_from(guarded: Api) -> None:
+    alice, bob = (guarded.bearing(issue("admin", aud="queen", sub=name)) for name in ("alice", "bob"))
+
+    def schedule(key: str) -> dict[str, Any]:
+        return {"op": "schedule", "queue": "q", "timerKey": key, "payload": "MQ==", "delayMs": 600_000, "txn": key}
+
+    assert (await alice.call("POST", "/api/v1/timers", {"operations": [schedule("a"), schedule("b")]})).status == 200
+    # Whoever schedules a timer again has it say something else.
+    assert (await bob.call("POST", "/api/v1/timers", {"operations": [schedule("b")]})).status == 200
+    ridden = {"operations": [], "timers": [schedule("c") | {"delayMs": 0}]}
+    assert (await bob.call("POST", "/api/v1/transaction", ridden)).status == 200
+    for each in (schedule("a"), schedule("d")):
+        assert (await alice.call("POST", "/api/v1/timers", {"operations": [each | {"delayMs": 0}]})).status == 200
+    assert (await bob.call("POST", "/api/v1/timers", {"operations": [schedule("b") | {"delayMs": 0}]})).status == 200
+    seen: dict[str, Any] = {}
+    while len(seen) < 4:
+        for message in await alice.pop("q", batch=10, wait=True, timeout=60_000, autoAck=True):
+            seen[message["transactionId"]] = message["producerSub"]
+    assert seen == {"a": "alice", "b": "bob", "c": "bob", "d": "alice"}
+
+    # What its queue has no room for is a dead letter of the same producer.
+    await alice.configure("q", maxSize=1)
+    await alice.push("q", 1)
+    assert (await bob.call("POST", "/api/v1/timers", {"operations": [schedule("e") | {"delayMs": 0}]})).status == 200
+
+    async def letters() -> list[Any]:
+        found = (await alice.call("GET", "/api/v1/dlq", queue="q")).body["messages"]
+        return [letter["producerSub"] for letter in found]
+
+    await until(letters)
+    assert await letters() == ["bob"]
+    for each_caller in (alice, bob):
+        await each_caller.close()
 
 
 async def test_who_pushed_is_shown_on_every_read(guarded: Api) -> None:

@@ -182,6 +182,19 @@ async def test_certificates_of_clients_say_who_they_are(start_server: StartServe
     assert (await get(api, "/api/v1/pop/queue/q", trusted, reader))[0] == 403
     assert (await get(api, "/api/v1/system/maintenance", trusted, operator))[0] == 200
     assert (await get(api, "/api/v1/status", trusted, nobody))[0] == 403
+    context = ssl.create_default_context(cafile=trusted)
+    context.load_cert_chain(*operator)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+        url = api.url.replace("http://", "https://")
+        item = {"queue": "q", "payload": 1, "producerSub": "somebody else"}
+        async with session.post(f"{url}/api/v1/push", json={"items": [item]}) as answer:
+            assert answer.status == 201
+        async with session.get(f"{url}/api/v1/pop/queue/q") as answer:
+            assert (await answer.json())["messages"][0]["producerSub"] == "ops-eva"
+        async with session.delete(f"{url}/api/v1/resources/queues/q") as answer:
+            assert answer.status == 200
+        async with session.get(f"{url}/api/v1/audit") as answer:
+            assert (await answer.json())["entries"][0]["actor"] == "ops-eva"
     with pytest.raises(aiohttp.ClientError):
         await get(api, "/livez", trusted)
     (tmp_path / "elsewhere").mkdir()
@@ -242,6 +255,7 @@ def test_a_server_without_usable_files_does_not_start(settings: dict[str, Any], 
         ({"tls_client_auth": "required", "tls_client_ca": "/nowhere"}, "TLS_CLIENT_CA=/nowhere: expected a file"),
         ({"tls_client_auth": "required", "tls_client_ca": "key"}, "expected certificates in PEM"),
         ({"tls_client_auth": "optional", "tls_client_ca": "ca"}, "needs JWT_ENABLED=true or QUEEN_LOGIN=true"),
+        ({"tls_client_auth": "required", "tls_client_ca": "ca", "cors_origins": "*"}, "CORS_ORIGINS=* and TLS_CLIENT"),
         ({"tls_client_auth": "off", "tls_client_ca": "ca"}, "TLS_CLIENT_CA is set, but TLS_CLIENT_AUTH is off"),
         (
             {"tls_client_auth": "off", "tls_client_ca": "ca", "jwt_enabled": True, "jwt_secret": SECRET},

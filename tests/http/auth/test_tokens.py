@@ -180,22 +180,26 @@ def test_an_accepted_token_is_refused_once_it_has_expired() -> None:
         ({"jwt_algorithm": "RS256"}, "the only key that is set is of type oct"),
         ({"jwt_secret": None, "jwt_public_key": "not a key"}, "expected a public key in PEM"),
         ({"jwt_secret": "-----BEGIN PUBLIC KEY-----\nabc"}, "a public key belongs in JWT_PUBLIC_KEY"),
-        (
-            {"jwt_secret": None, "jwt_public_key": RSAKey.generate_key(2048).as_pem(private=True).decode()},
-            "holds a private key",
-        ),
-        (
-            {"jwt_secret": None, "jwt_public_key": RSAKey.generate_key(1024).as_pem(private=False).decode()},
-            "1024 bits is too weak",
-        ),
         ({"jwt_algorithm": "HS256", "jwt_public_key": public_pem(key_for("ES256"))}, "has no use for it"),
         ({"jwt_algorithm": "none"}, "jwt_algorithm=none: expected one of auto, HS256"),
+        ({"jwt_role_read_only": "admin"}, "JWT_ROLE_READ_WRITE and JWT_ROLE_READ_ONLY have to differ"),
+        ({"jwt_role_admin": "staff", "jwt_role_read_write": "staff"}, "have to differ: they are 'staff', 'staff'"),
         ({"jwt_jwks_url": "file:///etc/passwd"}, "a URL that begins with http:// or https://"),
     ],
 )
 def test_a_server_without_a_usable_key_does_not_start(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsError) as refused:
         verifier(**settings)
+    assert text in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("bits", "private", "text"), [(2048, True, "holds a private key"), (1024, False, "1024 bits is too weak")]
+)
+def test_a_server_with_a_private_or_a_weak_public_key_does_not_start(bits: int, private: bool, text: str) -> None:
+    pem = RSAKey.generate_key(bits).as_pem(private=private).decode()
+    with pytest.raises(SettingsError) as refused:
+        verifier(jwt_secret=None, jwt_public_key=pem)
     assert text in str(refused.value)
 
 
@@ -267,22 +271,38 @@ async def test_a_withdrawn_key_is_refused_although_its_tokens_were_remembered() 
         checker.verify(token)
 
 
+async def test_keys_stay_in_force_while_the_provider_answers_nonsense() -> None:
+    key = key_for("EdDSA")
+    answers = [jwks(one=key).encode(), b"", b"<html>", b"\xff", b"[]", b'{"keys":[{"a":' + b"[" * 100_000]
+    coming = iter(answers)
+
+    async def fetch(url: str) -> bytes:
+        return next(coming)
+
+    fetched = Jwks("https://idp/keys", 300, fetch)
+    ring = KeyRing(("EdDSA",), (), fetched)
+    for _ in answers:
+        await fetched.refresh()
+    assert ring.problem == ""
+    TokenVerifier(ring, ClaimNames()).verify(sign({"role": "admin"}, key, "EdDSA", kid="one").encode())
+
+
 async def test_keys_stay_in_force_while_the_provider_is_down() -> None:
     key = key_for("EdDSA")
     provider = Provider(one=key)
     ring = ring_of(provider)
     checker = TokenVerifier(ring, ClaimNames())
     assert ring.jwks is not None
-    assert "no keys have been fetched" in ring.trouble
+    assert "no keys have been fetched" in ring.problem
     provider.down = True
     await ring.jwks.refresh()
-    assert "connection refused" in ring.trouble
+    assert "connection refused" in ring.problem
     provider.down = False
     await ring.jwks.refresh()
-    assert ring.trouble == ""
+    assert ring.problem == ""
     provider.down = True
     await ring.jwks.refresh()
-    assert ring.trouble == ""
+    assert ring.problem == ""
     checker.verify(sign({"role": "admin"}, key, "EdDSA", kid="one").encode())
     checker.verify(sign({"role": "admin"}, key, "EdDSA").encode())
 

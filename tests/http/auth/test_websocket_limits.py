@@ -52,11 +52,16 @@ async def test_a_connection_needs_the_role(guarded: Api, role: str | None, statu
 
 
 @pytest.mark.parametrize("limits", [{"queues": ["mine.*"]}, {"namespaces": ["mine"]}])
-async def test_only_queues_of_the_token_can_be_subscribed_to(guarded: Api, limits: dict[str, Any]) -> None:
+async def test_only_queues_of_the_token_can_be_subscribed_to(
+    guarded: Api, limits: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     async with connected(guarded, issue("read-write", **limits)) as socket:
         for queue in ("theirs.a", "theirs.new", "plain"):
             refused = await said(socket, type="subscribe", id="s", queue=queue)
             assert (refused["type"], refused["status"]) == ("error", 403), refused
+        assert guarded.worker is not None
+        assert guarded.worker.guard.refused == {"resource": 3}
+        assert "GET /ws/v1/consume from 127.0.0.1 refused with 403: the token is not for the " in caplog.text
         assert (await said(socket, type="subscribe", id="s", queue="mine.a"))["type"] == "subscribed"
         batch = await socket.receive_json(timeout=100)
         assert [message["data"] for message in batch["messages"]] == [1]
@@ -100,7 +105,7 @@ async def test_what_others_hold_cannot_be_settled(guarded: Api) -> None:
 
 async def test_a_connection_ends_with_its_token(start_server: StartServer) -> None:
     api = await start_server(jwt_enabled=True, jwt_secret=SECRET, jwt_clock_skew=0)
-    token = issue("read-write", exp=int(time.time()) + 4)
+    token = issue("read-write", exp=int(time.time()) + 8)
     async with connected(api, token) as socket:
         closed = await socket.receive(timeout=100)
         assert closed.type is aiohttp.WSMsgType.CLOSE

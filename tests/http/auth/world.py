@@ -125,6 +125,7 @@ class Tenant:
             "GET /dlq": topic,
             "GET /peek": topic,
             "GET /counts": topic,
+            "GET /priorities": topic,
             "DELETE /api/v1/topics": topic,
         }
 

@@ -272,6 +272,23 @@ async def test_a_lease_that_runs_out_is_told_and_the_message_comes_again(hasty: 
         assert (await consumer.ack(frames["batch"]["messages"]))[0]["success"]
 
 
+async def test_a_consumer_whose_sweep_fails_keeps_no_other_from_being_told(
+    hasty: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(now: float) -> None:
+        raise RuntimeError("a bug")
+
+    assert hasty.worker is not None
+    async with consuming(hasty) as broken, consuming(hasty) as consumer:
+        await broken.ask("ping")
+        (session,) = list(hasty.worker.consumers._sessions.values())[:1]
+        session.keep_time = fail  # type: ignore[method-assign]
+        await consumer.subscribe("q")
+        (message,) = await consumer.batch()
+        assert (await consumer.next("lost"))["leaseId"] == message["leaseId"]
+    assert "sweep of a WebSocket consumer failed" in caplog.text
+
+
 async def test_nothing_is_told_of_a_lease_that_was_acked_without_naming_it(hasty: Api) -> None:
     async with consuming(hasty) as consumer:
         await consumer.subscribe("q")

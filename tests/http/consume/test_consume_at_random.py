@@ -104,7 +104,7 @@ async def test_whatever_consumers_do_every_message_is_consumed_once_and_in_order
     try:
         for number in range(EACH):
             await asyncio.gather(*(servers[p % 2].push("q", number, partition=str(p)) for p in range(PARTITIONS)))
-        await asyncio.wait_for(_until_consumed(connection, tasks), 40)
+        await asyncio.wait_for(_until_consumed(connection, tasks), 100)
     finally:
         for task in tasks:
             task.cancel()

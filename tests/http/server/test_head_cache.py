@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queen.http.server.message import Access, Request, Response
-from queen.http.server.reader import CACHED_HEADS, HeadCache, KnownHead, RequestReader
+from queen.http.server.reader import CACHED_HEADS, SLICE_BYTES, HeadCache, KnownHead, RequestReader
 from queen.http.server.router import Router
 
 
@@ -61,6 +61,40 @@ def test_requests_behind_a_known_head_are_all_read() -> None:
     reading.take()
     reading.feed(post(b"abcde") + post(b"fghij") + post(b"k"))
     assert [reading.take()[0].body for _ in range(3)] == [b"abcde", b"fghij", b"k"]
+
+
+def test_a_large_body_that_comes_with_its_head_is_read_like_a_small_one_and_checked_once_it_is_served() -> None:
+    heads = HeadCache()
+    checked: list[Request] = []
+    for body in (b"a" * (3 * SLICE_BYTES), b"b" * (3 * SLICE_BYTES)):
+        reading = reader(heads)
+        reading.check_head = checked.append
+        reading.feed(post(body))
+        assert reading.take()[0].body == body
+        assert not reading.receiving
+    assert heads.get(post(body).removesuffix(body)) is not None
+    assert not checked
+
+
+def test_a_large_body_whose_end_is_still_to_come_is_checked_by_its_head() -> None:
+    reading = reader(HeadCache())
+    checked: list[Request] = []
+    reading.check_head = checked.append
+    whole = post(b"a" * (3 * SLICE_BYTES))
+    reading.feed(whole[:-1])
+    assert [request.path for request in checked] == ["/things"]
+    reading.feed(whole[-1:])
+    assert len(reading.take()[0].body) == 3 * SLICE_BYTES
+    assert len(checked) == 1
+
+
+def test_large_requests_behind_a_known_head_are_all_read() -> None:
+    reading = reader(HeadCache())
+    bodies = [letter * (2 * SLICE_BYTES) for letter in (b"a", b"b", b"c")]
+    reading.feed(post(bodies[0]))
+    reading.take()
+    reading.feed(b"".join(map(post, bodies)))
+    assert [reading.take()[0].body for _ in bodies] == bodies
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import socket
 import struct
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, ParamSpec, cast
 
@@ -37,7 +39,7 @@ def on_uvloop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(asyncio.wait_for(test(*args, **kwargs), 30))
+            runner.run(asyncio.wait_for(test(*args, **kwargs), 100))
 
     return run
 
@@ -658,6 +660,32 @@ async def test_errors_of_handlers_become_answers(
         assert (answer.status, answer.json()) == (500, {"error": "Internal server error"})
         assert [record.getMessage() for record in caplog.records if record.exc_info] == ["GET /bug failed"]
         assert (await client.ask(GET_HELLO)).status == 200
+
+
+@on_uvloop
+async def test_what_a_handler_had_read_before_it_failed_is_freed_at_once() -> None:
+    """And not by the garbage collector: until then requests that fail would fill the memory."""
+
+    class Rows:
+        pass
+
+    kept: weakref.WeakSet[Rows] = weakref.WeakSet()
+
+    async def fail(request: Request) -> Response:
+        rows = Rows()
+        kept.add(rows)
+        await asyncio.sleep(0)
+        raise HttpError(400, f"{rows} are too many")
+
+    async with connected() as (site, client):
+        site.add("GET", "/fail", fail)
+        gc.disable()
+        try:
+            assert (await client.ask(get("/fail"))).status == 400
+            assert (await client.ask(GET_HELLO)).status == 200
+            assert not kept
+        finally:
+            gc.enable()
 
 
 @either_kind

@@ -179,6 +179,18 @@ def test_dead_letters_of_a_group_go_to_a_fifo_queue_in_order(sqs: Client, make_q
     assert code_of(lambda: sqs.create_queue(QueueName="mixed", Attributes=standard)) == "InvalidParameterValue"
 
 
+def test_messages_that_are_visible_at_once_go_to_the_dead_letter_queue_too(sqs: Client, make_queue: MakeQueue) -> None:
+    dead = make_queue(fifo=True)
+    policy = json.dumps({"deadLetterTargetArn": attribute(sqs, dead, "QueueArn"), "maxReceiveCount": 1})
+    url = make_queue(fifo=True, VisibilityTimeout="0", ContentBasedDeduplication="true", RedrivePolicy=policy)
+    for number in range(4):
+        sqs.send_message(QueueUrl=url, MessageBody=f"m{number}", MessageGroupId=f"g{number % 2}")
+    assert sorted(bodies(receive(sqs, url))) == ["m0", "m1", "m2", "m3"]
+    assert receive(sqs, url, wait=0) == []
+    assert sorted(bodies(receive(sqs, dead))) == ["m0", "m1", "m2", "m3"]
+    assert attribute(sqs, url, "ApproximateNumberOfMessages") == "0"
+
+
 def test_many_groups_are_received_each_in_order(sqs: Client, url: str) -> None:
     for start in range(0, 100, 10):
         entries = [

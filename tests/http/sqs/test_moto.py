@@ -16,7 +16,13 @@ from tests.acceptance.served import served
 
 _VERSION = "5.2.5"
 # What it needs beside what boto3's clients and the tests here need anyway.
-_NEEDS = (f"moto=={_VERSION}", "freezegun==1.5.5", "py-partiql-parser==0.6.3", "xmltodict==1.0.4")
+_NEEDS = (
+    f"moto=={_VERSION}",
+    "freezegun==1.5.5",
+    "py-partiql-parser==0.6.3",
+    "responses==0.26.3",
+    "xmltodict==1.0.4",
+)
 _FILES = ("test_sqs.py", "test_sqs_message_attributes.py")
 _PAGE = Path(__file__).parents[3] / "docs" / "sqs.md"
 

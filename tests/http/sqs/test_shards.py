@@ -115,7 +115,7 @@ async def test_a_standard_queue_is_served_out_of_its_prefetch_buffer(start_serve
     async def opened() -> bool:
         return topic.id in buffers.by_topic or await buffers.open(topic)
 
-    await until(opened, 30)
+    await until(opened)
     await buffers.fill(buffers.by_topic[topic.id])
     assert buffers.by_topic[topic.id].depth == 10
     await asyncio.to_thread(_receive_with_attributes, sqs, url)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
@@ -18,15 +20,19 @@ from pyspark.sql.types import StringType, StructField, StructType
 from queen.client.errors import QueenConnectionError
 from queen.embedded import EmbeddedPostgres
 from queen.errors import SettingsError
-from queen.spark.sink.publishers import ServerPublisher
+from queen.spark.sink.publishers import ServerPublisher, ShardPublisher, StagedPart
 from queen.spark.sink.writers import batch_writer
+from queen.wire.push import PushItem
 from tests.conftest import StartServer
 from tests.spark.conftest import Read, in_thread, run_to_end
+from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.database import Connection, stored_messages
 from tests.support.databases import fresh_database
+from tests.support.proxy import Proxy
 from tests.support.topic_api import TopicApi
 
+T = TypeVar("T")
 KEY = "0f" * 32
 
 
@@ -132,6 +138,18 @@ def test_a_write_that_makes_no_sense_says_why(options: dict[str, str], columns: 
     schema = StructType([StructField(name, StringType()) for name in columns])
     with pytest.raises(SettingsError, match=said):
         batch_writer({"databaseUrls": "postgresql://nowhere"} | options, schema, overwrite=False)
+
+
+async def test_a_database_without_queen_is_not_written_to(postgres: EmbeddedPostgres) -> None:
+    options = {"databaseUrls": postgres.dsn(), "queue": "q"}
+    schema = StructType([StructField("payload", StringType())])
+    rows = pa.RecordBatch.from_pydict({"payload": ["1"]})
+
+    def write() -> None:
+        batch_writer(options, schema, overwrite=False).write(iter([rows]))
+
+    with pytest.raises(SettingsError, match=r"has no tables of this version of Queen: relation .*databaseUrls"):
+        await asyncio.to_thread(write)
 
 
 async def test_messages_cannot_be_overwritten(spark: SparkSession, dsn: str) -> None:
@@ -246,6 +264,33 @@ def test_a_server_that_is_unavailable_is_asked_again_until_its_grace_is_over() -
     assert answers == []
     with pytest.raises(QueenConnectionError):
         ServerPublisher(url, None, 0.0).abandon("run", 1)
+
+
+async def test_a_writer_waits_while_postgresql_is_unavailable(api: Api, proxy: Proxy, connection: Connection) -> None:
+    publisher = await asyncio.to_thread(
+        ShardPublisher, [proxy.dsn], encryption_keys=(), dedup_window=60.0, outage_grace=30.0
+    )
+
+    def stage() -> list[StagedPart]:
+        staging = publisher.begin("run", 0)
+        staging.add([PushItem("orders", "Default", msgspec.Raw(b'{"n": 7}'))])
+        return staging.finish()
+
+    async def outlasting(work: Callable[[], T]) -> T:
+        async with proxy.away():
+            harmed = proxy.harmed
+            working = asyncio.create_task(asyncio.to_thread(work))
+
+            async def has_tried() -> bool:
+                return proxy.harmed > harmed
+
+            await until(has_tried)
+        return await working
+
+    parts = await outlasting(stage)
+    await outlasting(lambda: publisher.publish("run", 0, parts))
+    await asyncio.to_thread(publisher.close)
+    assert await numbers(connection, "orders") == [7]
 
 
 async def test_queues_of_several_shards_are_each_written_where_they_live(

@@ -14,6 +14,7 @@ from pyspark.sql.types import LongType, MapType, StringType, StructField, Struct
 
 from queen.embedded import EmbeddedPostgres
 from queen.errors import QueenError
+from queen.pipelines.errors import cause_of
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import schema_of
 from queen.spark.source.batch import QueenReader
@@ -168,8 +169,10 @@ async def test_spark_says_what_is_wrong_with_a_payload_and_with_a_schema(api: Ap
     await api.push("orders", {"id": 1}, {"id": "two"})
     with pytest.raises(PySparkException, match="offset 1 of orders/Default does not fit the schema"):
         await collect(lambda: read("orders", schema="id LONG", mode="FAILFAST"))
-    with pytest.raises(PySparkException, match="LNG"):
-        await asyncio.to_thread(read, "orders", schema="id LNG")
+    for more in ({}, {"parsedColumn": "body"}):
+        with pytest.raises(PySparkException) as raised:
+            await asyncio.to_thread(read, "orders", schema="id LNG", **more)
+        assert cause_of(raised.value).startswith('Unsupported data type "LNG".')
 
 
 @pytest.mark.parametrize(

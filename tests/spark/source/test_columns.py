@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from queen.errors import BadRequest, SettingsError
 from queen.spark.payloads import PayloadParser, check_payload_schema, raise_broken
 from queen.spark.schemas import MESSAGES
-from queen.spark.source.columns import record_batches
+from queen.spark.source.columns import BYTES_PER_BATCH, record_batches
 from queen.spark.source.logs import SegmentRun, Span
 from queen.spark.source.planning import share_out
 from queen.wire.envelope import Envelope, NoEncryptionKey
@@ -92,6 +92,17 @@ def test_segments_of_several_partitions_share_a_batch() -> None:
     assert batch["payload"].to_pylist() == ["1", "2", "1", "2"]
 
 
+def test_batches_are_small_however_well_their_segments_were_compressed() -> None:
+    payload = b'"%b"' % (b"x" * 3_000_000)
+    body = Envelope().seal(pack_segment([b'"a"'], [payload]))
+    assert len(body) < 1000
+    runs = [SegmentRun.of(0, [Frame(base + n, 1, MICROS, bytes(16), body) for n in range(8)]) for base in (0, 8)]
+    batches = list(record_batches(iter(runs), [Span("orders", "eu", 0, 1, 0, 16)], ["offset", "payload"], Envelope()))
+    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(16))
+    assert max(batch.nbytes for batch in batches) < 2 * BYTES_PER_BATCH + len(payload)
+    assert all(one == payload.decode() for batch in batches for one in batch["payload"].to_pylist())
+
+
 @pytest.mark.parametrize("cut", [1, 10, 25, -1])
 def test_a_broken_segment_is_named(cut: int) -> None:
     body = Envelope().seal(pack_segment([b'"a"', b'"b"'], [b"1", b"2"])[:cut])
@@ -162,6 +173,27 @@ def test_a_decimal_that_does_not_fit_is_found(precision: int, scale: int, payloa
     assert fields["x"].to_pylist() == [None, Decimal("0.5")]
 
 
+def test_times_finer_than_a_microsecond_are_cut_beside_those_of_any_year() -> None:
+    stamps = pa.timestamp("us", "UTC")
+    parser = PayloadParser(pa.schema([("x", stamps), ("y", pa.struct([("z", pa.list_(stamps))])), ("id", pa.int64())]))
+    payloads = [
+        '{"x": "2026-01-01T12:30:15.123456789Z"}',
+        '{"x": "0001-01-01T00:00:00Z"}',
+        '{"y": {"z": ["2026-01-01T14:30:15.1234569+02:00", null]}}',
+        '{"x": "9999-12-31T23:59:59.999999Z"}',
+        '{"x": "soon"}',
+    ]
+    for _ in range(2):
+        fields, unfit = parser.parse(pa.array(payloads), lambda index, why: None)
+        assert unfit.tolist() == [False] * 4 + [True]
+        first, last = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, 999_999, UTC)
+        assert fields["x"].to_pylist() == [TIME, first, None, last, None]
+        assert fields["y"].to_pylist()[2] == {"z": [TIME, None]}
+    # All of one kind are parsed at once.
+    many, unfit = parser.parse(pa.array(payloads[:1] * 1000), raise_if_broken)
+    assert many["x"].to_pylist() == [TIME] * 1000
+
+
 def test_whatever_is_to_be_text_becomes_text() -> None:
     parser = PayloadParser(pa.schema([("x", pa.string()), ("y", pa.struct([("z", pa.list_(pa.string()))]))]))
     payloads = ['{"x": {"a": [1, true]}}', ' {"x": 1.5, "y": {"z": [1, "b", null]}}', "", '{"x": "\u00e9"}']
@@ -169,6 +201,11 @@ def test_whatever_is_to_be_text_becomes_text() -> None:
     assert unfit.tolist() == [False, False, True, False]
     assert fields["x"].to_pylist() == ['{"a":[1,true]}', "1.5", None, "\u00e9"]
     assert fields["y"].to_pylist() == [None, {"z": ["1", "b", None]}, None, None]
+    # As it was written: no digit is lost.
+    exact = ['{"x": 0.10, "y": {"z": [12345678901234567890.50, 1E400]}}', '{"x": {"a": [ -0.0 , "b  c\\u00e9" ]}}']
+    fields, unfit = parser.parse(pa.array(exact), raise_if_broken)
+    assert fields["x"].to_pylist() == ["0.10", '{"a":[-0.0,"b  c\\u00e9"]}']
+    assert fields["y"].to_pylist()[0] == {"z": ["12345678901234567890.50", "1E400"]}
 
 
 def test_without_fields_every_payload_fits() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from queen.errors import DatabaseUnavailable
 from queen.spark.source.connections import conninfo
+from queen.spark.source.logs import ShardLog
 
 
 def test_several_hosts_with_their_ports_are_read_as_a_server_reads_them() -> None:
@@ -32,3 +36,10 @@ def test_several_hosts_with_their_ports_are_read_as_a_server_reads_them() -> Non
 )
 def test_what_libpq_reads_is_left_as_it_is(url: str) -> None:
     assert conninfo(url) == url
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:1", "127.0.0.1:1,127.0.0.1:2"])
+def test_a_postgresql_that_is_unavailable_is_named_in_one_line(place: str) -> None:
+    with pytest.raises(DatabaseUnavailable) as raised:
+        ShardLog((f"postgresql://me@{place}/none",)).positions(["orders"])
+    assert re.fullmatch(r"PostgreSQL at 127\S+/none is unavailable: .*Connection refused", str(raised.value))

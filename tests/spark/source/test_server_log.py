@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from queen.errors import DatabaseUnavailable, NotFound, QueenError
+from queen.errors import DatabaseUnavailable, NotFound, QueenError, SettingsError
 from queen.spark.options import Access
+from queen.spark.sink.publishers import ServerPublisher
 from queen.spark.source.logs import Log, ServerLog, ShardLog, Span
 from queen.spark.source.reading import open_log
 from queen.wire.segment import Frame, decode_frames, encode_frame
 from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
 from tests.spark.conftest import Read, collect, drain
 from tests.support.ageing import Connection, age
 from tests.support.api import Api
@@ -83,6 +87,7 @@ async def test_what_the_server_says_reaches_the_reader(start_server: StartServer
     await api.configure("vault", encryptionEnabled=True)
     await api.push("vault", 1)
     keyless = await start_server()
+    closed = await start_server(jwt_enabled=True, jwt_secret=SECRET)
 
     def ask() -> None:
         with pytest.raises(NotFound, match="there is no queue 'letters'"):
@@ -90,10 +95,38 @@ async def test_what_the_server_says_reaches_the_reader(start_server: StartServer
         span = Span("vault", "Default", 0, 1, 0, 1)
         with pytest.raises(QueenError, match=r"409.*offset 0 cannot be read"):
             list(ServerLog(keyless.url, None).segments([span]))
-        with pytest.raises(DatabaseUnavailable, match=r"127\.0\.0\.1:1 is unavailable"):
+        refused = r"refuses to be read: Authentication required\. Give a token that is valid: option token, or --token"
+        with pytest.raises(SettingsError, match=refused):
+            ServerLog(closed.url, None).positions(["orders"])
+        publisher = ServerPublisher(closed.url, issue(role="read-only"))
+        with pytest.raises(SettingsError, match=r"refuses to be written to: .*Give a token of the role to write"):
+            publisher.abandon("run", 1)
+        publisher.close()
+        with pytest.raises(
+            DatabaseUnavailable, match=r"127\.0\.0\.1:1 is unavailable: \[Errno 111\] Connection refused$"
+        ):
             open_log(Access(server="http://127.0.0.1:1", outage_grace=0)).positions(["orders"])
 
     await asyncio.to_thread(ask)
+
+
+def test_an_answer_that_is_cut_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+    whole = b'{"partitions":[]}'
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for cut in (5, 7, len(whole)):
+                taken, _ = listening.accept()
+                with taken:
+                    taken.recv(10_000)
+                    taken.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(whole) + whole[:cut])
+
+        server = threading.Thread(target=serve)
+        server.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        assert ServerLog(url, None, outage_grace=30).positions(["orders"]) == []
+        server.join()
+    assert sum("IncompleteRead" in one.message for one in caplog.records) == 2
 
 
 def test_frames_survive_the_journey() -> None:

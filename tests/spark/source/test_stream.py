@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from psycopg.conninfo import make_conninfo
 from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from queen.embedded import EmbeddedPostgres
 from queen.errors import Conflict, SettingsError
 from queen.spark.options import parse_read_options
 from queen.spark.schemas import columns_of, schema_of
@@ -118,6 +120,18 @@ async def test_segments_that_vanish_between_planning_and_reading_are_noticed(
     assert [offset for batch in lax.read(task) for offset in batch["offset"].to_pylist()] == [0, 2]
 
 
+async def test_the_first_batch_is_planned_from_where_it_began_though_the_log_has_grown(api: Api, dsn: str) -> None:
+    await api.push("orders", 0)
+    reader = stream_reader(dsn, startingOffsets="latest")
+    # As Spark calls it: before the first batch, and again to plan it.
+    start = reader.initialOffset()
+    await api.push("orders", 1)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    await api.push("orders", 2)
+    (task,) = reader.partitions(reader.initialOffset(), end)
+    assert [offset for batch in reader.read(task) for offset in batch["offset"].to_pylist()] == [1]
+
+
 async def test_limits_are_shared_by_what_waits_and_every_partition_gets_on(api: Api, dsn: str) -> None:
     await api.push("orders", *range(90), partition="big")
     await api.push("orders", *range(9), partition="small")
@@ -144,6 +158,27 @@ async def test_a_limit_below_the_number_of_partitions_passes_none_over(api: Api,
         await api.call("POST", "/api/v1/push", {"items": items})
         end = reader.latestOffset(end, ReadMaxRows(3))
     assert (decode_offset(end)["orders"].offsets > 0).all()
+
+
+async def test_partitions_with_little_are_read_beside_one_with_much(api: Api, dsn: str) -> None:
+    await api.push("orders", *range(1000), partition="a")
+    for partition in ("b", "c", "d"):
+        await api.push("orders", 0, partition=partition)
+    # A multiple of the number of partitions: what was read says nothing of whose turn it is.
+    reader = stream_reader(dsn, startingOffsets="earliest", maxRowsPerBatch="8")
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxRows(8))
+    assert decode_offset(end)["orders"].offsets.tolist() == [5, 1, 1, 1]
+
+
+async def test_a_limit_of_bytes_passes_no_partition_over_whatever_its_segments_hold(api: Api, dsn: str) -> None:
+    for _ in range(3):
+        for partition in ("a", "b", "c", "d"):
+            await api.push("orders", *range(4), partition=partition)
+    reader = stream_reader(dsn, startingOffsets="earliest", maxBytesPerTrigger="1")
+    end = reader.initialOffset()
+    for _ in range(4):
+        end = reader.latestOffset(end, ReadMaxBytes(1))
+    assert decode_offset(end)["orders"].offsets.tolist() == [4, 4, 4, 4]
 
 
 async def test_a_batch_waits_for_enough_messages_but_not_for_ever(
@@ -173,6 +208,44 @@ async def test_a_batch_waits_for_enough_messages_but_not_for_ever(
     rest.prepareForTriggerAvailableNow()
     assert messages_between(second, rest.latestOffset(second, limit)) == 1
     assert rest.latestOffset(rest.latestOffset(second, limit), limit) == rest.latestOffset(second, limit)
+
+
+async def test_a_batch_waits_for_enough_bytes_but_not_for_ever(
+    api: Api, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A segment of it has about 1000 bytes.
+    async def push(partition: str) -> None:
+        await api.push("orders", secrets.token_hex(1000), partition=partition)
+
+    await push("a")
+    options = {"startingOffsets": "earliest", "minBytesPerTrigger": "2500", "maxTriggerDelay": "1 minute"}
+    reader = stream_reader(dsn, **options)
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(1)
+    now = time.monotonic()
+    # The first batch of a run takes what there is.
+    first = reader.latestOffset(reader.initialOffset(), limit)
+    assert messages_between({}, first) == 1
+    await push("a")
+    await push("b")
+    assert reader.latestOffset(first, limit) == first
+    await push("b")
+    second = reader.latestOffset(first, limit)
+    assert messages_between(first, second) == 3
+    for _ in range(2):
+        await push("b")
+    assert reader.latestOffset(second, limit) == second
+    # With more segments than are looked at there is enough.
+    with monkeypatch.context() as few:
+        few.setattr("queen.spark.source.stream._MOST_SEGMENTS", 1)
+        third = reader.latestOffset(second, limit)
+    assert messages_between(second, third) == 2
+    await push("a")
+    assert reader.latestOffset(third, limit) == third
+    monkeypatch.setattr("queen.spark.source.stream.time.monotonic", lambda: now + 600)
+    assert messages_between(third, reader.latestOffset(third, limit)) == 1
+    with pytest.raises(SettingsError, match="minBytesPerTrigger needs databaseUrls"):
+        stream_reader(dsn, databaseUrls="", server="http://localhost:1", minBytesPerTrigger="1")
 
 
 async def test_a_batch_has_so_many_bytes_by_whole_segments_and_one_at_least(api: Api, dsn: str) -> None:
@@ -266,6 +339,22 @@ async def test_a_queue_that_was_made_again_while_the_stream_was_down_is_a_loss(a
     assert messages_between({}, end) == 1
 
 
+async def test_a_log_that_ends_before_what_was_read_is_a_loss(api: Api, dsn: str, connection: Connection) -> None:
+    await api.push("orders", 0, 1)
+    id = await connection.fetchval("SELECT id FROM queen.partitions")
+    # What the checkpoint says after PostgreSQL was restored from a backup.
+    read = encode_offset({"orders": PartitionOffsets(np.array([id]), np.array([5]))})
+    with pytest.raises(Conflict, match=r"^orders/Default ends at offset 2 and was read up to 5: PostgreSQL was"):
+        stream_reader(dsn).latestOffset(read, ReadAllAvailable())
+    lax = stream_reader(dsn, failOnDataLoss="false")
+    end = lax.latestOffset(read, ReadAllAvailable())
+    assert messages_between({}, end) == 2
+    assert lax.partitions(read, end) == []
+    await api.push("orders", 2)
+    (task,) = lax.partitions(end, lax.latestOffset(end, ReadAllAvailable()))
+    assert [payload for batch in lax.read(task) for payload in batch["payload"].to_pylist()] == ["2"]
+
+
 async def test_a_partition_that_went_without_a_trace_is_a_loss_of_unknown_size(
     api: Api, dsn: str, connection: Connection
 ) -> None:
@@ -331,6 +420,22 @@ async def test_a_connection_that_is_refused_fails_at_once(api: Api, dsn: str) ->
         log.positions(["orders"])
 
 
+async def test_a_database_without_queen_and_a_role_without_rights_are_named(
+    postgres: EmbeddedPostgres, dsn: str, connection: Connection
+) -> None:
+    log = ShardLog((postgres.dsn(),))
+    with pytest.raises(SettingsError, match=r"has no tables of this version of Queen: relation .*databaseUrls"):
+        log.positions(["orders"])
+    await connection.execute("CREATE ROLE spark_stranger LOGIN")
+    try:
+        log = ShardLog((make_conninfo(dsn, user="spark_stranger"),))
+        with pytest.raises(SettingsError, match=r"refuses to read: permission denied for schema queen. Check the role"):
+            log.positions(["orders"])
+        log.connection(0).close()
+    finally:
+        await connection.execute("DROP ROLE spark_stranger")
+
+
 async def test_new_queues_of_a_pattern_are_followed(api: Api, dsn: str) -> None:
     await api.push("orders-it", 0)
     await api.push("bills", 1)
@@ -339,6 +444,17 @@ async def test_new_queues_of_a_pattern_are_followed(api: Api, dsn: str) -> None:
     await api.push("orders-de", 2)
     after = reader.latestOffset(end, ReadAllAvailable())
     assert (messages_between({}, end), messages_between(end, after)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "limit", ["maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "minBytesPerTrigger"]
+)
+async def test_a_pattern_that_no_queue_matches_yet_is_waited_for(api: Api, dsn: str, limit: str) -> None:
+    reader = stream_reader(dsn, queue="", subscribePattern="orders-.*", startingOffsets="earliest", **{limit: "1"})
+    end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    assert messages_between({}, end) == 0
+    await api.push("orders-de", 0)
+    assert messages_between(end, reader.latestOffset(end, reader.getDefaultReadLimit())) == 1
 
 
 async def test_a_queue_of_a_pattern_that_is_deleted_while_it_is_looked_up_is_passed_over(
@@ -406,7 +522,7 @@ async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
     async def found() -> bool:
         return text in caplog.text
 
-    await until(found, 30.0)
+    await until(found)
 
 
 async def lag_of(api: Api, group: str) -> int:

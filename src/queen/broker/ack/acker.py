@@ -33,7 +33,7 @@ _encode = msgspec.json.encode
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """One item on its way: what was found out about it, and its outcome."""
+    """An item that is being processed, and its outcome."""
 
     item: AckItem
     partition_id: int
@@ -80,7 +80,7 @@ class Acker:
             await self._apply_each(rest)
 
     async def _apply_each(self, batch: list[AckRequest]) -> None:
-        """Requests of which every item has to be looked at."""
+        """Apply requests whose items have to be decided one by one."""
         pending = [await self._identify(request) for request in batch]
         everything = [one for several in pending for one in several]
         await self._find_offsets([one for one in everything if one.outcome is None])
@@ -89,10 +89,10 @@ class Acker:
             if one.outcome is None:
                 by_cursor.setdefault((one.partition_id, one.group_id), []).append(one)
         partitions = await self._catalog.partitions_by_id({one.partition_id for one in everything})
-        slow = await self._apply_whole(by_cursor, partitions)
+        slow = await self._apply_completed(by_cursor, partitions)
         waiting = self._answer(list(zip(batch, pending, strict=True)), partitions)
         if slow:
-            await self._apply_carefully(slow, partitions, batch)
+            await self._apply_under_locks(slow, partitions, batch)
             self._answer(waiting, partitions)
 
     def _answer(
@@ -100,7 +100,7 @@ class Acker:
     ) -> list[tuple[AckRequest, list[_Pending]]]:
         """Answer the requests whose every item is decided; returns the others.
 
-        What is applied is answered at once: a failure of a later step must not make it be tried again.
+        What is applied is answered at once: a failure of a later step must not have it retried.
         """
         now = clock()
         waiting = []
@@ -129,19 +129,19 @@ class Acker:
     async def _identify(self, request: AckRequest) -> list[_Pending]:
         """Read partition, lease and status of each item; what cannot be is answered here."""
         # The items of a batch mostly name the same partition, lease and status: each text is read once.
-        places = {text: parse_partition_uuid(text) for text in {item.partition_id for item in request.items}}
+        partitions = {text: parse_partition_uuid(text) for text in {item.partition_id for item in request.items}}
         group_id = self._catalog.cached_group(request.group)
         if group_id is None:
-            group_id = await self._catalog.group_on(request.group, {place[1] for place in places.values() if place})
+            group_id = await self._catalog.group_on(request.group, {one for one in partitions.values() if one})
         leases = {text: is_uuid(text) for text in {item.lease_id or "" for item in request.items}}
         statuses = {text: parse_status(text or AckStatus.COMPLETED) for text in {item.status for item in request.items}}
         result: list[_Pending] = []
         for item in request.items:
             if len(result) % _ITEMS_AT_A_TIME == _ITEMS_AT_A_TIME - 1:
                 await asyncio.sleep(0)
-            place, lease_id, status = places[item.partition_id], item.lease_id or "", statuses[item.status]
-            one = _Pending(item, place[1] if place else 0, group_id, lease_id, status)
-            if place is None or place[0] != self._catalog.shard:
+            partition, lease_id, status = partitions[item.partition_id], item.lease_id or "", statuses[item.status]
+            one = _Pending(item, partition or 0, group_id, lease_id, status)
+            if partition is None:
                 one.outcome = Outcome(False, UNRESOLVABLE)
             elif status is None:
                 one.outcome = Outcome(False, None)
@@ -179,7 +179,7 @@ class Acker:
         one.offset = lease.offsets().get(one.item.transaction_id, -1)
         return one.offset >= 0
 
-    async def _apply_whole(
+    async def _apply_completed(
         self, by_cursor: dict[CursorKey, list[_Pending]], partitions: dict[int, Partition]
     ) -> dict[CursorKey, list[_Pending]]:
         """Cursors whose acks all say `completed` under one lease; returns those that need more care."""
@@ -213,7 +213,7 @@ class Acker:
         slow.update({key: several for key, several in whole if several[0].outcome is None})
         return slow
 
-    async def _apply_carefully(
+    async def _apply_under_locks(
         self, slow: dict[CursorKey, list[_Pending]], partitions: dict[int, Partition], batch: list[AckRequest]
     ) -> None:
         """Failures, retries, dead letters, acks without a lease, late acks: decided with the cursors locked."""

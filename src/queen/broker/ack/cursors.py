@@ -20,7 +20,7 @@ CursorKey: TypeAlias = tuple[int, int]
 async def lock_cursors(
     fetcher: Fetcher, keys: Collection[CursorKey], *, make: Collection[CursorKey]
 ) -> dict[CursorKey, Cursor]:
-    """Lock the cursors of (partition, group) pairs, all in one order; of those that do not exist, `make` some.
+    """Lock the cursors of (partition, group) pairs, always in the same order; those in `make` are created if missing.
 
     A client that names a lease has had a cursor: if it is gone, the group was deleted, and must not come back half.
     """

@@ -10,11 +10,11 @@ from typing import TypeAlias
 import msgspec
 
 from queen.broker.ack.redrive import Redriver
+from queen.broker.answer_size import Answers, AnswerSize
 from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.log.segments import Place
 from queen.storage.database import Database, Record, can_be_stored, storable
-from queen.wire.api.fields import Pagination
 from queen.wire.api.messages.dead_letters import (
     DeadLetter,
     DeadLetterList,
@@ -24,6 +24,7 @@ from queen.wire.api.messages.dead_letters import (
     Retried,
 )
 from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.fields import Pagination
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
@@ -39,7 +40,7 @@ FilterArguments: TypeAlias = tuple[
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters are meant; what is None does not matter. Times are those of the failure."""
+    """A filter of dead letters; a field that is None matches all. Times are those of the failure."""
 
     queue: str | None = None
     group: str | None = None
@@ -52,14 +53,20 @@ class DeadLetterFilter:
 class DeadLetters:
     """The dead letters of one shard."""
 
-    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope, redriver: Redriver) -> None:
+    def __init__(
+        self, database: Database, catalog: Catalog, envelope: Envelope, redriver: Redriver, answers: Answers
+    ) -> None:
+        self._answers = answers
         self._database = database
         self._catalog = catalog
         self._envelope = envelope
         self._redriver = redriver
 
     async def page(self, wanted: DeadLetterFilter, limit: int, offset: int) -> DeadLetterList:
-        """A page of dead letters, newest failure first."""
+        """A page of dead letters, newest failure first. Raises `TooLarge` where it has too many bytes."""
+        return await self._answers.make(lambda new_size: self._page(wanted, limit, offset, new_size()))
+
+    async def _page(self, wanted: DeadLetterFilter, limit: int, offset: int, size: AnswerSize) -> DeadLetterList:
         rows: list[Record] = []
         total = 0
         arguments = await self._arguments(wanted)
@@ -67,15 +74,15 @@ class DeadLetters:
             (count,) = await self._database.fetch("count_dead_letters", *arguments)
             total = count["total"]
             if offset < total:
-                rows = await self._database.fetch("dead_letters_page", *arguments, limit, offset)
-        letters = [self._render(row) for row in rows]
+                rows = await self._database.fetch("dead_letters_page", *arguments, limit, offset, size.most)
+        letters = [self._render(row, size) for row in rows]
         return DeadLetterList(letters, total, limit, offset, Pagination(limit, offset, total))
 
     async def retry(self, wanted: DeadLetterFilter, limit: int) -> Retried:
         """Store the messages again at the tails of their partitions, those that failed first before the others.
 
-        A message is sent round exactly once for its dead letters, however many ask for it at a time. What fails again
-        meanwhile is left for the next time.
+        A message is redriven exactly once for its dead letters, however many requests ask for it at a time. What fails
+        again meanwhile is left for the next time.
         """
         queue = await self._queue(wanted)
         if queue is None:
@@ -116,7 +123,7 @@ class DeadLetters:
                 iso_millis(row["first_at"]),
                 iso_millis(row["last_at"]),
                 row["most_retries"],
-                partition_uuid(self._catalog.shard, row["partition_id"]),
+                partition_uuid(row["partition_id"]),
                 row["transaction_id"],
             )
             for row in rows
@@ -158,16 +165,19 @@ class DeadLetters:
             return None
         return await self._catalog.queue(wanted.queue)
 
-    def _render(self, row: Record) -> DeadLetter:
+    def _render(self, row: Record, size: AnswerSize) -> DeadLetter:
         data, unreadable = None, None
+        body = row["body"]
         try:
-            data = msgspec.Raw(self._envelope.open(row["body"]))
+            payload = self._envelope.open(body) if body is not None else None
+            size.add(len(payload) if payload is not None else None)
+            data = msgspec.Raw(payload or b"")
         except EnvelopeError as error:
             unreadable = str(error)
         return DeadLetter(
             id=str(row["message_id"]),
             transaction_id=row["transaction_id"],
-            partition_id=partition_uuid(self._catalog.shard, row["partition_id"]),
+            partition_id=partition_uuid(row["partition_id"]),
             queue=row["queue_name"],
             partition=row["partition_name"],
             consumer_group=row["group_name"],

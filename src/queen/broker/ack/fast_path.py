@@ -37,7 +37,7 @@ class AckRequest:
 
 
 @dataclass(slots=True, eq=False)
-class _Whole:
+class _LeaseAck:
     """Requests that ack the same lease, and how far."""
 
     partition: Partition
@@ -87,54 +87,54 @@ class AckFastPath:
         freed = []
         meter, now = self._meter, clock()
         for position, key in enumerate(keys):
-            whole = found[key]
+            lease_ack = found[key]
             outcome = done.get(position)
             if outcome is None:
-                rest += [request for request, _ in whole.requests]
+                rest += [request for request, _ in lease_ack.requests]
                 continue
             released, available, committed = outcome
-            lease, before = whole.lease, committed
-            if committed == whole.upto:
+            lease, before = lease_ack.lease, committed
+            if committed == lease_ack.upto:
                 before, lease.acked = lease.acked, committed
             if released:
-                self._leases.finish(whole.lease_id, key[0])
-                freed.append((whole.partition.queue_id, *key, available))
-            for request, upto in whole.requests:
-                meter.acked(whole.partition.queue_name, len(request.items))
+                self._leases.finish(lease_ack.lease_id, key[0])
+                freed.append((lease_ack.partition.queue_id, *key, available))
+            for request, upto in lease_ack.requests:
+                meter.acked(lease_ack.partition.queue_name, len(request.items))
                 meter.ack_latency.observe(now - request.began)
-                request.resolve(_render(request.items, whole.partition, released, noop=upto <= before))
+                request.resolve(_render(request.items, lease_ack.partition, released, noop=upto <= before))
         self._on_freed(freed)
         return rest
 
-    def _sort(self, batch: Sequence[AckRequest]) -> tuple[dict[CursorKey, _Whole], list[AckRequest]]:
-        found: dict[CursorKey, _Whole] = {}
+    def _sort(self, batch: Sequence[AckRequest]) -> tuple[dict[CursorKey, _LeaseAck], list[AckRequest]]:
+        found: dict[CursorKey, _LeaseAck] = {}
         rest: list[AckRequest] = []
         for request in batch:
             own = self._recognise(request)
             if own is None:
                 rest.append(request)
                 continue
-            key, whole = own
-            other = found.setdefault(key, whole)
-            if other is not whole:
-                if other.lease_id != whole.lease_id:
+            key, lease_ack = own
+            other = found.setdefault(key, lease_ack)
+            if other is not lease_ack:
+                if other.lease_id != lease_ack.lease_id:
                     rest.append(request)
                     continue
-                other.upto = max(other.upto, whole.upto)
-                other.requests += whole.requests
+                other.upto = max(other.upto, lease_ack.upto)
+                other.requests += lease_ack.requests
         return found, rest
 
-    def _recognise(self, request: AckRequest) -> tuple[CursorKey, _Whole] | None:
+    def _recognise(self, request: AckRequest) -> tuple[CursorKey, _LeaseAck] | None:
         """What the request acks, if all of it completes messages of one lease in the book."""
         items = request.items
         first = items[0]
         partition_uuid, lease_id = first.partition_id, first.lease_id
-        place = parse_partition_uuid(partition_uuid)
+        partition_id = parse_partition_uuid(partition_uuid)
         group_id = self._catalog.cached_group(request.group)
-        if place is None or not lease_id or group_id is None or place[0] != self._catalog.shard:
+        if partition_id is None or not lease_id or group_id is None:
             return None
-        lease = self._leases.get(lease_id, place[1])
-        partition = self._catalog.cached_partition_by_id(place[1])
+        lease = self._leases.get(lease_id, partition_id)
+        partition = self._catalog.cached_partition_by_id(partition_id)
         if lease is None or partition is None or lease.group_id != group_id:
             return None
         for item in items:
@@ -145,7 +145,7 @@ class AckFastPath:
             upto = max([offsets[item.transaction_id] for item in items]) + 1
         except KeyError:
             return None
-        return (place[1], group_id), _Whole(partition, lease_id, lease, upto, [(request, upto)])
+        return (partition_id, group_id), _LeaseAck(partition, lease_id, lease, upto, [(request, upto)])
 
 
 def _render(items: Sequence[AckItem], partition: Partition, released: bool, *, noop: bool) -> bytes:

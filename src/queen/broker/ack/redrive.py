@@ -1,7 +1,7 @@
-"""Sending messages round again: copies at the tail of their partitions, in exchange for their dead letters.
+"""Redriving: copies of messages are stored at the tails of their partitions, and their dead letters removed.
 
 A copy is a new message that every group of the queue gets. It keeps its transaction id when the partition accepts it;
-inside the dedup window it cannot, and becomes `<id>:retry-1`, then `<id>:retry-2` when that copy is sent round again.
+inside the dedup window it cannot, and becomes `<id>:retry-1`, then `<id>:retry-2` when that copy is redriven.
 Copies are stored and dead letters removed in one transaction, with the dead letters locked first: a second redrive,
 or comes back after a crash, finds nothing left to do.
 """
@@ -36,7 +36,7 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A message to be stored once more."""
+    """A message to be stored again."""
 
     partition: Partition
     transaction_id: str
@@ -109,7 +109,7 @@ class Redriver:
             rows = await transaction.fetch(
                 "lock_dead_letters", [pid for pid, _ in places], [offset for _, offset in places], group_id
             )
-            # A message may be the dead letter of several groups: it is sent round once for all of them.
+            # A message may be the dead letter of several groups: it is redriven once for all of them.
             newest: dict[Place, Record] = {(row["partition_id"], row["message_offset"]): row for row in rows}
             if not newest:
                 return None

@@ -39,7 +39,7 @@ class Selection:
 
 @dataclass(slots=True)
 class _Chosen:
-    """The places of the messages that are meant, by partition, and those of them that are dead letters."""
+    """The places of the selected messages, and which of them are dead letters."""
 
     queue: Queue
     partitions: dict[int, Partition] = field(default_factory=dict)
@@ -164,11 +164,11 @@ class BulkMessages:
         """Find the messages that are named. A dead letter is meant before a newer message of the same name."""
         by_partition: dict[int, list[str]] = {}
         for ref in dict.fromkeys((ref.partition_id, ref.transaction_id) for ref in refs):
-            place = parse_partition_uuid(ref[0])
-            if place is None or place[0] != self._catalog.shard:
+            partition_id = parse_partition_uuid(ref[0])
+            if partition_id is None:
                 chosen.not_found += 1
             else:
-                by_partition.setdefault(place[1], []).append(ref[1])
+                by_partition.setdefault(partition_id, []).append(ref[1])
         found = await self._catalog.partitions_by_id(by_partition)
         spans = {row["id"]: row for row in await self._database.fetch("partition_spans", list(by_partition))}
         for partition_id, names in by_partition.items():

@@ -40,11 +40,11 @@ class MessageFinder:
 
     async def find(self, fetcher: Fetcher, partition_id: str, transaction_id: str) -> FoundMessage:
         """The newest message of that name, or what its dead letters kept of it; raises `NotFound`."""
-        place = parse_partition_uuid(partition_id)
-        if place is None or place[0] != self._catalog.shard:
+        number = parse_partition_uuid(partition_id)
+        if number is None:
             raise NotFound("Message not found")
-        rows = await fetcher.fetch("partition_place", place[1])
-        partition = (await self._catalog.partitions_by_id([place[1]])).get(place[1]) if rows else None
+        rows = await fetcher.fetch("partition_place", number)
+        partition = (await self._catalog.partitions_by_id([number])).get(number) if rows else None
         queue = await self._catalog.queue_of(partition) if partition is not None else None
         if partition is None or queue is None:
             raise NotFound("Message not found")

@@ -35,8 +35,8 @@ Pair: TypeAlias = tuple[int, int]
 """A group and a queue."""
 
 
-class Oldest:
-    """Reads them from the segments of every partition, and caches them for groups that have not moved.
+class OldestUnconsumed:
+    """Times of the oldest messages that groups have not consumed: read from segments, and kept while a group stays.
 
     `places` of a pair is a hash of the partitions where the group is behind, and of where it is on each: as long as it
     is the same, so is the oldest message, for the time of a stored message never changes.
@@ -47,7 +47,7 @@ class Oldest:
         self._known: dict[Pair, tuple[int, datetime]] = {}
 
     async def of(self, rows: Sequence[Record], starts: Starts) -> dict[Pair, datetime]:
-        """For those of the rows (`group_id`, `queue_id`, `places`) that are behind."""
+        """The times for those of the rows (`group_id`, `queue_id`, `places`) that have a backlog."""
         behind = {(row["group_id"], row["queue_id"]): row["places"] for row in rows if row["places"] is not None}
         known = {pair: kept for pair in behind if (kept := self._known.get(pair)) and kept[0] == behind[pair]}
         moved = [pair for pair in behind if pair not in known]
@@ -81,7 +81,7 @@ class Groups:
         self._database = database
         self._catalog = catalog
         self._publish = publish
-        self._oldest = Oldest(database)
+        self._oldest = OldestUnconsumed(database)
         self._rank_cache_seconds = rank_cache_seconds
         self._rankings: dict[tuple[int, int, str, bool], SharedResult[list[int]]] = {}
 
@@ -103,7 +103,7 @@ class Groups:
         return await self.lagging(0, MOST_FURTHEST, 0)
 
     async def lagging(self, min_seconds: int, limit: int, offset: int) -> list[LaggingPartition]:
-        """The partitions on which a group is more than so many seconds behind, the furthest first."""
+        """The partitions on which a group is more than `min_seconds` behind, the furthest first."""
         groups = [row["id"] for row in await self._database.fetch("all_groups")]
         rows = await self._positions(groups, float(min_seconds), limit, offset)
         return [
@@ -111,7 +111,7 @@ class Groups:
                 row["group_name"],
                 row["queue_name"],
                 row["partition_name"],
-                partition_uuid(self._catalog.shard, row["partition_id"]),
+                partition_uuid(row["partition_id"]),
                 row["lease_id"],
                 row["behind"],
                 int(row["seconds"]),
@@ -309,4 +309,6 @@ def _summary(row: Record, oldest: datetime | None) -> GroupSummary:
         row["queue_paused"],
         row["leases"],
         row["consumed"],
+        row["namespace"],
+        row["task"],
     )

@@ -40,9 +40,8 @@ _MOST_SEGMENTS_OF_ENTRY: Final = 256
 class LogReader:
     """Shows what the partitions of one shard hold, and hands out their segments."""
 
-    def __init__(self, database: Database, shard: int, envelope: Envelope) -> None:
+    def __init__(self, database: Database, envelope: Envelope) -> None:
         self._database = database
-        self._shard = shard
         self._envelope = envelope
 
     async def positions(self, queue: str, moment: datetime | None) -> LogPositions:
@@ -54,7 +53,7 @@ class LogReader:
         positions = [
             LogPosition(
                 row["partition"],
-                partition_uuid(self._shard, row["id"]),
+                partition_uuid(row["id"]),
                 row["floor_offset"],
                 row["next_offset"],
                 offset,
@@ -154,7 +153,7 @@ class LogReader:
         partitions = [
             ChangedPartition(
                 row["name"],
-                partition_uuid(self._shard, row["id"]),
+                partition_uuid(row["id"]),
                 row["next_offset"] - 1,
                 row["floor_offset"],
                 iso_micros(row["last_at"]),

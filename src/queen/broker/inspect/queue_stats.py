@@ -13,7 +13,7 @@ from queen.single_flight import SharedResult
 from queen.storage.database import Database, Record
 
 LARGE: Final = 10_000
-"""Views do not wait until the partitions of a queue of so many are counted."""
+"""Views do not wait for the count of a queue with more partitions than this."""
 
 
 class QueueStats:

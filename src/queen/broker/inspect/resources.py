@@ -7,7 +7,7 @@ number counts. Numbers of a queue are sums over its partitions; those of very ma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,6 +26,7 @@ from queen.wire.api.monitoring.status import (
     WatchedQueue,
     WatchedTotals,
 )
+from queen.wire.api.resources.groups import GroupSummary
 from queen.wire.api.resources.queues import (
     Counters,
     LabelCounters,
@@ -41,7 +42,12 @@ from queen.wire.api.resources.queues import (
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
 
-_BY_COUNTERS: Final = frozenset({"partitions", "stored", "pending"})
+_BY_COUNTERS: Final[Mapping[str, Callable[[Record], float]]] = {
+    "partitions": lambda row: int(row["partitions"]),
+    "stored": lambda row: int(row["stored"]),
+    "pending": lambda row: int(row["pending"]),
+    "density": lambda row: int(row["stored"]) / max(1, int(row["partitions"])),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,16 @@ class QueueListing:
 class Resources:
     """Views of one shard."""
 
-    def __init__(self, database: Database, shard: int, queue_stats: QueueStats) -> None:
-        """`queue_stats` gives the counters of all queues, which several views share."""
+    def __init__(
+        self,
+        database: Database,
+        queue_stats: QueueStats,
+        group_summaries: Callable[[], Awaitable[list[GroupSummary]]],
+    ) -> None:
+        """`queue_stats` gives the counters of all queues and `group_summaries` all groups; views share them."""
         self._database = database
-        self._shard = shard
         self._queue_stats = queue_stats
+        self._group_summaries = group_summaries
 
     async def queues(
         self, wanted: QueueListing, limit: int | None = None, offset: int = 0, *, with_processing: bool = False
@@ -80,11 +91,13 @@ class Resources:
         """
         chosen: list[int] | None = None
         known = await self._queue_stats.large()
-        if wanted.sort in _BY_COUNTERS:
+        lags = await self._lags() if wanted.sort == "lag" else {}
+        if wanted.sort == "lag" or wanted.sort in _BY_COUNTERS:
             # Counting what all queues hold takes long where there are many partitions: it is done once for all pages.
             counted = [row for row in await self._queue_stats() if wanted.admits(row)]
             counted.sort(key=lambda row: row["name"])
-            counted.sort(key=lambda row: int(row[wanted.sort]), reverse=wanted.descending)
+            key = _BY_COUNTERS.get(wanted.sort, lambda row: lags.get(row["name"], -1))
+            counted.sort(key=key, reverse=wanted.descending)
             chosen = [row["id"] for row in counted[offset : None if limit is None else offset + limit]]
             limit, offset = None, 0
         elif limit is None:
@@ -101,7 +114,17 @@ class Resources:
             offset,
             list(known),
         )
-        return [_listed(row, known.get(row["id"]), with_processing=with_processing) for row in rows]
+        listed = [_listed(row, known.get(row["id"]), with_processing=with_processing) for row in rows]
+        for queue in listed:
+            queue.max_time_lag = lags.get(queue.name, UNSET)
+        return listed
+
+    async def _lags(self) -> dict[str, int]:
+        """How many seconds the group of a queue that is furthest behind is so, by the name of the queue."""
+        lags: dict[str, int] = {}
+        for group in await self._group_summaries():
+            lags[group.queue_name] = max(lags.get(group.queue_name, 0), group.max_time_lag)
+        return lags
 
     async def queue_count(self, wanted: QueueListing) -> int:
         (row,) = await self._database.fetch("count_queues", wanted.namespace, wanted.task, wanted.search)
@@ -215,7 +238,7 @@ class Resources:
         return queue, await self._database.fetch("partition_list", [row["id"] for row in page[:limit]]), more
 
     async def _totals(self, queue_id: int, shown: Sequence[Counters], *, whole: bool) -> Counters:
-        """What a queue holds: the sum of what is shown, if that is the `whole` of it."""
+        """Counts of a queue: the sum over the partitions shown, if these are the `whole` queue."""
         if whole:
             return _total(shown)
         if (row := (await self._queue_stats.large()).get(queue_id)) is not None:
@@ -245,7 +268,7 @@ class Resources:
 
     def _partition(self, row: Record) -> PartitionView:
         return PartitionView(
-            partition_uuid(self._shard, row["id"]),
+            partition_uuid(row["id"]),
             row["name"],
             iso_millis(row["created_at"]),
             Counters(row["total"], row["pending"], row["processing"], row["completed"], 0, row["dead_letter"]),

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from queen.broker.answer_size import Answers, AnswerSize, NewSize
 from queen.broker.inspect.browse import Readers, listed_message, read_positions
 from queen.errors import BadRequest, NotFound
 from queen.log.catalog import Catalog, Partition, Queue
@@ -29,7 +30,7 @@ _MOST_MESSAGES: Final = 20_000
 _MOST_BYTES: Final = 32 << 20
 _MOST_PARTITIONS: Final = 1000
 _MOST_SECONDS: Final = 2.0
-"""A search stops when it has looked at so much, or for so long, whatever it has found."""
+"""A search stops when it has looked at this much, or for this long, whatever it has found."""
 _PARTITIONS_AT_ONCE: Final = 200
 _SEGMENTS_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 4 << 20
@@ -50,7 +51,7 @@ class SearchFilter:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A message that was found, and what there is to say of it."""
+    """A message that was found, its readers, and whether it is a dead letter."""
 
     partition: Partition
     offset: int
@@ -91,28 +92,34 @@ def describe_found(found: Found, queue: Queue) -> SearchedMessage:
 class MessageSearch:
     """Searches queues of one shard."""
 
-    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope) -> None:
+    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope, answers: Answers) -> None:
+        self._answers = answers
         self._database = database
         self._catalog = catalog
         self._envelope = envelope
 
     async def search(self, wanted: SearchFilter, most: int, cursor: str | None) -> Searched:
-        """The next messages that pass the filter, at most so many. Raises `NotFound` when there is no such queue."""
+        """The next messages that pass the filter, at most `most`. Raises `NotFound` when there is no such queue."""
         queue = await self._catalog.queue(wanted.queue) if can_be_stored(wanted.queue) else None
         if queue is None:
             raise NotFound("Queue not found")
-        return await _Scan(self._database, self._envelope, self._catalog.shard, queue, wanted, most).run(_parse(cursor))
+        start = _parse(cursor)
+
+        async def scan(new_size: NewSize) -> Searched:
+            return await _Scan(self._database, self._envelope, queue, wanted, most, new_size()).run(start)
+
+        return await self._answers.make(scan)
 
 
 class _Scan:
     """One search, as far as it goes."""
 
     def __init__(
-        self, database: Database, envelope: Envelope, shard: int, queue: Queue, wanted: SearchFilter, most: int
+        self, database: Database, envelope: Envelope, queue: Queue, wanted: SearchFilter, most: int, size: AnswerSize
     ) -> None:
+        self._size = size
         self._database = database
         self._envelope = envelope
-        self._shard = shard
         self._queue = queue
         self._wanted = wanted
         self._most = most
@@ -184,7 +191,7 @@ class _Scan:
 
     async def _search_partition(self, row: Record, readers: Readers, low: int, high: int) -> int | None:
         """Search a partition backwards; the offset below which to go on, or None when it is done."""
-        partition = Partition(self._shard, row["id"], self._queue.id, self._queue.name, row["name"])
+        partition = Partition(row["id"], self._queue.id, self._queue.name, row["name"])
         only_dead = self._wanted.status is MessageStatus.DEAD_LETTER
         while low < high:
             segments = await self._database.fetch(
@@ -200,6 +207,9 @@ class _Scan:
                     min(high, segment["base_offset"] + segment["count"]) - 1, max(low, segment["base_offset"]) - 1, -1
                 )
                 for found in self._matching(partition, segment, offsets, readers, dead):
+                    if not self._size.fits(len(found.message.payload)):
+                        self._result.scanned += offsets.start - found.offset
+                        return found.offset + 1
                     self._result.found.append(found)
                     if len(self._result.found) >= self._most:
                         self._result.scanned += offsets.start - found.offset + 1

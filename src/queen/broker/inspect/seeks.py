@@ -135,7 +135,7 @@ class Seeks:
             [
                 PartitionMove(
                     row["name"],
-                    partition_uuid(self._catalog.shard, row["id"]),
+                    partition_uuid(row["id"]),
                     row["position"],
                     row["target"],
                     row["redelivered"],
@@ -181,7 +181,7 @@ class Seeks:
 
         Its leases end, its failed attempts stay counted.
         """
-        return await self._part(group, queue, None, place, limit, cursor)
+        return await self._part(group, queue, place, limit, cursor)
 
     async def seek_partition(self, group: str, queue: str, partition: str, place: Place) -> PartitionSeek:
         """The same for one partition."""
@@ -196,7 +196,7 @@ class Seeks:
 
         Raises `NotFound` if the positions are not kept any more, `Conflict` if the seek was undone before.
         """
-        return await self._part(group, queue, None, Earlier(seek), limit, cursor)
+        return await self._part(group, queue, Earlier(seek), limit, cursor)
 
     async def kept(self, group: str, queue: str) -> list[KeptSeek]:
         """The seeks of a group on a queue that can be undone, or were, the newest first."""
@@ -216,11 +216,9 @@ class Seeks:
             for row in rows
         ]
 
-    async def _part(
-        self, group: str, queue: str, partition: str | None, place: Place | Earlier, limit: int | None, cursor: str
-    ) -> Moved:
+    async def _part(self, group: str, queue: str, place: Place | Earlier, limit: int | None, cursor: str) -> Moved:
         seek, after = _read_cursor(cursor)
-        step = await self._step(group, queue, partition, place, limit, seek, after)
+        step = await self._step(group, queue, None, place, limit, seek, after)
         more = limit is not None and len(step.spans) == limit
         next_part = f"{step.seek}:{step.spans[-1]['id']}" if more else None
         return Moved(len(step.spans), step.seek, next_part)

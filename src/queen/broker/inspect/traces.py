@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 
 from queen.broker.ack.leases import LeaseBook, find_offset
+from queen.broker.answer_size import Answers, AnswerSize
 from queen.errors import NotFound
 from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import StoredMessages, UnreadableSegment, find_message
 from queen.storage.database import Database, Record, can_be_stored, storable
-from queen.wire.api.fields import Pagination
 from queen.wire.api.messages.traces import (
     NamedTraceList,
     TraceByName,
@@ -23,6 +23,7 @@ from queen.wire.api.messages.traces import (
     TraceOfMessage,
 )
 from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.fields import Pagination
 from queen.wire.ids import parse_partition_uuid, partition_uuid
 from queen.wire.times import iso_millis
 
@@ -43,8 +44,15 @@ class Traces:
     """The traces of one shard."""
 
     def __init__(
-        self, database: Database, catalog: Catalog, leases: LeaseBook, envelope: Envelope, worker_id: int
+        self,
+        database: Database,
+        catalog: Catalog,
+        leases: LeaseBook,
+        envelope: Envelope,
+        worker_id: int,
+        answers: Answers,
     ) -> None:
+        self._answers = answers
         self._database = database
         self._catalog = catalog
         self._leases = leases
@@ -79,7 +87,14 @@ class Traces:
         return str(row["public_id"])
 
     async def of_message(self, partition: str, transaction_id: str, limit: int, offset: int) -> TraceList:
-        """The traces of a message, oldest first; none when there is no such message."""
+        """The traces of a message, oldest first; none when there is no such message. Raises `TooLarge`."""
+        return await self._answers.make(
+            lambda new_size: self._of_message(partition, transaction_id, limit, offset, new_size())
+        )
+
+    async def _of_message(
+        self, partition: str, transaction_id: str, limit: int, offset: int, size: AnswerSize
+    ) -> TraceList:
         rows: list[Record] = []
         total = 0
         try:
@@ -91,28 +106,34 @@ class Traces:
             (count,) = await self._database.fetch("count_traces_at", partition_id, message_offset)
             total = count["total"]
             if offset < total:
-                rows = await self._database.fetch("traces_at", partition_id, message_offset, limit, offset)
-        traces = [TraceOfMessage(**self._event(row)) for row in rows]
+                rows = await self._database.fetch("traces_at", partition_id, message_offset, limit, offset, size.most)
+        traces = [TraceOfMessage(**self._event(row, size)) for row in rows]
         return TraceList(traces, total, Pagination(limit, offset, total))
 
     async def by_name(self, name: str, limit: int, offset: int) -> NamedTraceList:
-        """The traces of a name over all messages, oldest first, with what those messages carry."""
+        """The traces of a name over all messages, oldest first, with what those messages carry. Raises `TooLarge`."""
+        return await self._answers.make(lambda new_size: self._by_name(name, limit, offset, new_size()))
+
+    async def _by_name(self, name: str, limit: int, offset: int, size: AnswerSize) -> NamedTraceList:
         if not can_be_stored(name):
             return NamedTraceList([], 0, Pagination(limit, offset, 0))
         (count,) = await self._database.fetch("count_traces_named", name)
         rows: list[Record] = []
         if offset < count["total"]:
-            rows = await self._database.fetch("traces_named", name, limit, offset)
+            rows = await self._database.fetch("traces_named", name, limit, offset, size.most)
+        events = [self._event(row, size) for row in rows]
         places = {(row["partition_id"], row["message_offset"]) for row in rows}
         messages = await StoredMessages(self._database, self._envelope).read(places, payloads=True)
         traces = []
-        for row in rows:
+        for row, event in zip(rows, events, strict=True):
             message = messages.get((row["partition_id"], row["message_offset"]))
+            if message is not None:
+                size.add(len(message.payload))
             traces.append(
                 TraceByName(
-                    **self._event(row),
+                    **event,
                     transaction_id=row["transaction_id"],
-                    partition_id=partition_uuid(self._catalog.shard, row["partition_id"]),
+                    partition_id=partition_uuid(row["partition_id"]),
                     queue_name=row["queue_name"],
                     partition_name=row["partition_name"],
                     message_payload=msgspec.Raw(message.payload) if message is not None else None,
@@ -120,9 +141,9 @@ class Traces:
             )
         return NamedTraceList(traces, count["total"], Pagination(limit, offset, count["total"]))
 
-    async def names(self, limit: int, offset: int) -> TraceNameList:
-        """The names in use, the most recently used first."""
-        rows = await self._database.fetch("trace_names_page", limit, offset)
+    async def names(self, search: str, limit: int, offset: int) -> TraceNameList:
+        """The names in use that contain a text, the most recently used first."""
+        rows = await self._database.fetch("trace_names_page", limit, offset, search)
         names = [
             TraceName(row["name"], row["traces"], row["messages"], iso_millis(row["last_seen"]))
             for row in rows
@@ -144,16 +165,19 @@ class Traces:
         return offset
 
     def _partition(self, text: str) -> int:
-        place = parse_partition_uuid(text)
-        if place is None or place[0] != self._catalog.shard:
+        partition = parse_partition_uuid(text)
+        if partition is None:
             raise NotFound("Message not found")
-        return place[1]
+        return partition
 
-    def _event(self, row: Record) -> dict[str, Any]:
+    def _event(self, row: Record, size: AnswerSize) -> dict[str, Any]:
         """The fields that every view of a trace has."""
         data, unreadable = None, None
+        stored = row["data"]
         try:
-            data = msgspec.Raw(self._envelope.open(row["data"]))
+            opened = self._envelope.open(stored) if stored is not None else None
+            size.add(len(opened) if opened is not None else None)
+            data = msgspec.Raw(opened or b"")
         except EnvelopeError as error:
             unreadable = str(error)
         return {

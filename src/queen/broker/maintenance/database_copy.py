@@ -1,8 +1,8 @@
 """Copying everything to another PostgreSQL with pg_dump and pg_restore, while pushes wait in the spool.
 
 The worker that is asked runs both programs and passes the dump from one to the other, so that nothing of it is stored
-in between, and both end when the worker does. How far it is stands in `system_state`, for every worker of every host to
-read; that it still runs is an advisory lock, which PostgreSQL releases when the worker dies.
+in between, and both end when the worker does. Its progress is written to `system_state`, where the workers of all hosts
+read it; an advisory lock shows that it still runs, because PostgreSQL releases the lock when the worker dies.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WRITTEN_AT_REST: Final = frozenset(
 _RUNNING: Final = ("dumping", "restoring")
 SCHEMA: Final = "queen"
 _SCHEMAS: Final = (f"--schema={SCHEMA}", "--schema=queen_proxy")
-# Workers read the maintenance modes several times a second; one that did not hear of them stores pushes until then.
+# Workers read the maintenance modes several times a second; one that was not notified of them stores pushes until then.
 _MODES_SECONDS: Final = 2.0
 _SAVE_SECONDS: Final = 1.0
 _CONNECT_SECONDS: Final = 10.0
@@ -92,7 +92,7 @@ class Target:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[Connection]:
-        """A connection; raises `TargetFailed` when there is none to be had, or it fails."""
+        """A connection; raises `TargetFailed` when it cannot be opened, or fails."""
         try:
             connection = await asyncpg.connect(
                 host=self.host,

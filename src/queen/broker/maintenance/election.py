@@ -13,7 +13,14 @@ from typing import Any
 import asyncpg
 
 from queen.errors import DatabaseUnavailable, QueenError
-from queen.storage.database import UNAVAILABLE_ERRORS, AdvisoryLock, Connection, Database, Record
+from queen.storage.database import (
+    UNAVAILABLE_ERRORS,
+    AdvisoryLock,
+    Connection,
+    Database,
+    Record,
+    unavailable_reason,
+)
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +62,7 @@ class Session:
             try:
                 return await self._connection.fetch(self._statements[name], *args, timeout=seconds)
             except UNAVAILABLE_ERRORS as error:
-                self.lost.set()
-                raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
+                raise self._lose(error) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -65,16 +71,14 @@ class Session:
             async with self._connection.transaction():
                 yield
         except UNAVAILABLE_ERRORS as error:
-            self.lost.set()
-            raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
+            raise self._lose(error) from error
 
     async def listen(self, channel: str, on_notify: Callable[[], None]) -> None:
         """Call back for each notification on a channel."""
         try:
             await self._connection.add_listener(channel, lambda *_: on_notify())
         except UNAVAILABLE_ERRORS as error:
-            self.lost.set()
-            raise DatabaseUnavailable(f"PostgreSQL is unavailable ({error or type(error).__name__})") from error
+            raise self._lose(error) from error
 
     async def keep_alive(self) -> None:
         """Ping until the session is lost: other workers terminate a session that holds the lock and is idle."""
@@ -97,19 +101,24 @@ class Session:
         """Terminate the connection without waiting."""
         self._connection.terminate()
 
+    def _lose(self, error: BaseException) -> DatabaseUnavailable:
+        """Note that the session is lost, and with it the lock; what its user is to raise."""
+        self.lost.set()
+        return DatabaseUnavailable(f"PostgreSQL is unavailable ({unavailable_reason(error)})")
+
     def _terminated(self, connection: object) -> None:
         self.lost.set()
 
 
 class Election:
-    """Stands for a lock until it is won."""
+    """Acquires a lock that one process of all hosts holds at a time."""
 
     def __init__(self, database: Database, lock: AdvisoryLock) -> None:
         self._database = database
         self._lock = lock
 
     async def win(self) -> Session:
-        """Wait until this process is the elected one; the session it returns is its mandate."""
+        """Wait until this process is elected; returns the session that holds the lock."""
         attempts = 0
         while True:
             attempts += 1

@@ -49,7 +49,7 @@ _BETWEEN_TERMS = 1.0
 def cleaning_jobs(settings: Settings, publish: Publish, push_listener: PushListener) -> list[Job]:
     """The jobs that keep the tables of the queues small; `publish` notifies the workers of what is gone.
 
-    What they remember of partitions comes from reading them, and from the pushes that `push_listener` hears of.
+    What they remember of partitions comes from reading them, and from the pushes that `push_listener` is notified of.
     """
     retention_seconds = settings.retention_interval / 1000
     batch = settings.retention_batch_size

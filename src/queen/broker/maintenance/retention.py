@@ -34,7 +34,7 @@ class Rule(Enum):
     """Up to where a partition is cut: (statement that looks at partitions, statement that raises their floors)."""
 
     AGED = ("look_aged", "raise_floors_aged")
-    """Everything older than so many seconds."""
+    """Everything older than `seconds`."""
     CONSUMED = ("look_consumed", "raise_floors_consumed")
     """What is older, as far as every group that has a cursor has consumed it."""
     WAITING = ("look_waiting", "raise_floors_waiting")
@@ -62,15 +62,15 @@ def cuts_of(queues: Sequence[Record], options: Sequence[tuple[Rule, Kind, str]])
     ]
 
 
-def pause_after(cut: Cut, seen: Record) -> float:
-    """How long a partition need not be looked at again, after a look that found nothing to remove.
+def pause_after(cut: Cut, found: Record) -> float:
+    """How long a partition in which nothing was found to remove is not examined again.
 
     There is no notification when a group has consumed something, and one of a push may be lost. Where only
-    that could make it due, the pause is as long as it has been waited for already.
+    that could make it due, the pause is as long as the wait has lasted already.
     """
-    wait: float | None = seen["wait"]
+    wait: float | None = found["wait"]
     if wait is None:
-        idle: float = seen["idle"]
+        idle: float = found["idle"]
         pause = max(cut.seconds, min(idle, LONGEST_PAUSE))
     elif wait > 0:
         pause = wait
@@ -192,7 +192,7 @@ class Trimmer:
         return more
 
     def _keep_schedules(self, cuts: Sequence[Cut]) -> None:
-        """Have one for each cut, and forget those of queues that are gone or have another option now."""
+        """Have a schedule for each cut; drop those of queues that are gone or have another option now."""
         now = self._clock()
         kept, self._schedules = self._schedules, {}
         for cut in cuts:

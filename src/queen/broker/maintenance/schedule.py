@@ -120,7 +120,7 @@ class TimingWheel:
 
 PAGE = 1000
 UNSETTLED_SECONDS = 60.0
-"""For so long after a partition was created, one with a lower id may still be committed."""
+"""For this long after a partition was created, one with a lower id may still be committed."""
 _LIFE_SECONDS = 86_400.0
 """After that everything is read again, in case something was missed."""
 _MOST_FRESH = 100_000

@@ -42,20 +42,26 @@ class Claim:
     lane: Lane
     partition_id: int
     want: int
+    """Messages at most."""
     pops: list[Pop]
     lease_id: str
+    """Empty: what is delivered is consumed at once."""
     start: int = 0
     end: int = 0
+    """The span of offsets that was leased is [start, end); an end of 0: nothing was."""
     left: int = 0
+    """Messages of the partition behind it."""
     hold_for: float = 0.0
-    undue: bool = False
-    """There is no lease in the way: it is too early for the messages."""
+    """Seconds for which nothing else of the partition can be had."""
+    not_due: bool = False
+    """The messages are not due yet (`delayedProcessing`, `windowBuffer`); no lease keeps them."""
     segments: list[Segment] = field(default_factory=list)
     attempts: int = 0
     error: QueenError | None = None
     gone: bool = False
+    """The partition does not exist any more."""
     cut_from: int = 0
-    """Where it ended before it was cut, because so much does not fit in an answer; 0: it was not."""
+    """Where it ended before it was cut to what fits in an answer; 0: it was not."""
     unread: bool = False
     """Nothing of it fits: it is given back, and its pops come first with the next claims."""
 
@@ -117,6 +123,8 @@ class Claimer:
         self._room = self._most_bytes
         self._cache_version = self._cache.version
         queues = {claim.lane.queue_name: await self._queue(claim.lane) for claim in claims}
+        # Before anything is leased: a queue that moves to another shard then is unknown here.
+        partitions = await self._catalog.partitions_by_id([claim.partition_id for claim in claims], self._link)
         met: list[Claim] = []
         new: list[Claim] = []
         for claim in claims:
@@ -131,7 +139,8 @@ class Claimer:
         await self._give_back([claim for claim in claims if claim.error is not None or claim.unread])
         await self._give_back_rest([claim for claim in claims if claim.cut_from])
         await self._explain([claim for claim in claims if claim.end == 0], queues)
-        await self._deliver([claim for claim in claims if claim.end > 0 and claim.error is None and not claim.unread])
+        served = [claim for claim in claims if claim.end > 0 and claim.error is None and not claim.unread]
+        await self._deliver(served, partitions)
 
     async def _queue(self, lane: Lane) -> Queue | None:
         return self._catalog.cached_queue(lane.queue_name) or await self._catalog.queue(lane.queue_name)
@@ -156,7 +165,7 @@ class Claimer:
                 "ensure_cursors", [claim.partition_id for claim in rest], [claim.lane.group_id for claim in rest]
             )
         for claim in claims:
-            claim.lane.knows_cursor(claim.partition_id)
+            claim.lane.note_cursor(claim.partition_id)
         return rest
 
     def _columns(self, claims: list[Claim], queues: dict[str, Queue | None]) -> tuple[list[object], ...]:
@@ -206,11 +215,11 @@ class Claimer:
         for row in rows:
             claim = delayed[row["slot"] - 1][0]
             stops[claim] = row["base_offset"]
-            claim.hold_for, claim.undue = max(0.001, row["ripe_in"]), True
+            claim.hold_for, claim.not_due = max(0.001, row["ripe_in"]), True
         return stops
 
     async def _conflate(self, claims: list[Claim], stops: dict[Claim, int]) -> None:
-        """Let claims begin at the newest message that is there to be had, and have no more than that."""
+        """Let claims have the newest message that is available, and no other."""
         for claim in claims:
             claim.want = 1
         looking = [(claim, stops.get(claim, _NO_STOP)) for claim in claims]
@@ -280,7 +289,7 @@ class Claimer:
         claim.start, claim.end = first["lease_start"], first["lease_end"]
         claim.left = first["next_offset"] - claim.end
         claim.hold_for = 0.0 if claim.auto_ack else _lease_seconds(claim, await self._queue(claim.lane))
-        claim.undue = False
+        claim.not_due = False
         claim.attempts = first["attempts"]
         if first["base_offset"] is None:
             held = self._cache.get(claim.partition_id, claim.start, claim.end)
@@ -304,7 +313,7 @@ class Claimer:
             return
         claim.segments = segments
         if self._cache.version == self._cache_version:
-            # Else a partition was changed while this was being read: it may be what was there before.
+            # Else a partition was changed during the read: the segments may be from before the change.
             self._cache.put_read(claim.partition_id, claim.segments)
 
     def _fit(self, claim: Claim, held: list[Segment]) -> None:
@@ -387,12 +396,11 @@ class Claimer:
             claim.left = row["available"]
             if claim.left > 0:
                 leased_for, quiet_for = row["held_for"] or 0.0, row["quiet_for"] or 0.0
-                claim.hold_for, claim.undue = max(0.0, leased_for, quiet_for), quiet_for > leased_for
+                claim.hold_for, claim.not_due = max(0.0, leased_for, quiet_for), quiet_for > leased_for
 
-    async def _deliver(self, claims: list[Claim]) -> None:
+    async def _deliver(self, claims: list[Claim], partitions: dict[int, Partition]) -> None:
         """Render what was leased, and answer."""
         claims = await self._leave_out_deleted(claims)
-        partitions = await self._catalog.partitions_by_id([claim.partition_id for claim in claims], self._link)
         shares: dict[Pop, list[tuple[Claim, int, int]]] = {}
         for claim in claims:
             start = claim.start
@@ -427,7 +435,7 @@ class Claimer:
             claim.hold_for = 0.0
 
     def _notify(self, leased: list[Claim], emptied: list[Claim]) -> None:
-        """Keep the other workers of the host from trying for what was just leased, or consumed at once."""
+        """Keep the other workers of the host from claiming partitions that were just leased or emptied."""
         events = [held(c.lane.queue_id, c.partition_id, c.lane.group_id, c.hold_for) for c in leased]
         events += [taken(c.lane.queue_id, c.partition_id, c.lane.group_id) for c in emptied]
         self._notifications.hint(events)

@@ -1,8 +1,8 @@
 """Which partitions have something for a group, without asking PostgreSQL.
 
 A lane is one group on one queue as one worker sees it: partitions that are ready, longest first; partitions that are
-held (leased, or not due yet) and until when; and the pops that wait. Pushes, acks and the other workers feed it; a slow
-scan corrects it. It may be wrong in one direction only: a partition it calls ready may turn out not to be so.
+held (leased, or not due yet) and until when; and the pops that wait. Pushes, acks and the other workers keep it up to
+date; a slow scan corrects it. It may be wrong in one direction only: a partition it calls ready may turn out not to be.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import islice
 
@@ -31,18 +32,22 @@ class Lane:
         "conflation_known",
         "cursors",
         "dropped",
-        "fed",
         "freed",
+        "freed_since_read",
         "group_id",
         "group_name",
         "held",
+        "held_with_messages",
         "nonblocking",
+        "not_due",
         "plain",
         "queue",
         "queue_id",
         "queue_name",
+        "reads",
         "ready",
         "scan_after",
+        "scan_again",
         "scanned_at",
         "scanning",
         "since",
@@ -51,7 +56,6 @@ class Lane:
         "targeted",
         "total_partitions",
         "unannounced",
-        "undue",
         "unresolved",
         "used_at",
         "waiting",
@@ -69,17 +73,21 @@ class Lane:
         self.stale: dict[int, int] = {}
         self.held: dict[int, float] = {}
         # Of the held ones, those without a lease: it is only too early for them.
-        self.undue: set[int] = set()
-        self.fed: set[int] = set()
+        self.not_due: set[int] = set()
+        # Of the held ones, those that are known to have messages.
+        self.held_with_messages: set[int] = set()
         self.claiming: set[int] = set()
         self.freed: set[int] = set()
+        # How many reads from PostgreSQL run, and whose leases have ended meanwhile: what is read may be from before.
+        self.reads = 0
+        self.freed_since_read: set[int] = set()
         # Those whose lease ended without a notification to the other workers, as a pop that waits here will take them.
         self.unannounced: set[int] = set()
         self.cursors: set[int] = set()
-        # It is fed no more; a pop that comes back to it enters again.
+        # Notifications do not reach it any more; a pop that comes back to it enters again.
         self.dropped = False
         self.waiting: deque[Pop] = deque()
-        # Those that do not wait, of which there are few, among all that are here.
+        # The pops here that do not wait. There are few.
         self.nonblocking: set[Pop] = set()
         self.targeted: dict[int, deque[Pop]] = {}
         self.unresolved: dict[str, list[Pop]] = {}
@@ -93,6 +101,8 @@ class Lane:
         self.subscribed: set[str] = set()
         self.scanned_at: float | None = None
         self.scanning = False
+        # A scan was asked for while one was under way.
+        self.scan_again = False
         self.scan_after = 0
         self.total_partitions = 0
         self.used_at = 0.0
@@ -120,7 +130,7 @@ class Lane:
             self.nonblocking.add(pop)
 
     def forget(self, pop: Pop) -> None:
-        """A pop has been answered; where it stands among the waiting it is passed over."""
+        """A pop has been answered; it stays in the queue of waiting pops, which skips it."""
         self.nonblocking.discard(pop)
 
     def nonblocking_pops(self) -> list[Pop]:
@@ -129,10 +139,10 @@ class Lane:
             self.nonblocking = {pop for pop in self.nonblocking if not pop.done and self in pop.lanes}
         return list(self.nonblocking)
 
-    def feed(self, partition_id: int, count: int) -> None:
+    def pushed(self, partition_id: int, count: int) -> None:
         """Messages were added to a partition."""
         if partition_id in self.held:
-            self.fed.add(partition_id)
+            self.held_with_messages.add(partition_id)
         else:
             self.ready[partition_id] = self.ready.get(partition_id, 0) + count
             self.stale.pop(partition_id, None)
@@ -153,32 +163,34 @@ class Lane:
     def free(self, partition_id: int, available: int) -> None:
         """A lease on a partition ended; `available` messages wait there."""
         self.held.pop(partition_id, None)
-        self.undue.discard(partition_id)
+        self.not_due.discard(partition_id)
         if partition_id in self.claiming:
             self.freed.add(partition_id)
-        if partition_id in self.fed:
-            self.fed.discard(partition_id)
+        if self.reads:
+            self.freed_since_read.add(partition_id)
+        if partition_id in self.held_with_messages:
+            self.held_with_messages.discard(partition_id)
             available = max(available, 1)
         if available > 0:
             self.ready[partition_id] = max(available, self.ready.get(partition_id, 0))
             self.stale.pop(partition_id, None)
 
-    def hold(self, partition_id: int, until: float, *, undue: bool = False) -> None:
+    def hold(self, partition_id: int, until: float, *, not_due: bool = False) -> None:
         """Nothing can be had from a partition before `until` (loop time)."""
         self.held[partition_id] = until
-        if undue:
-            self.undue.add(partition_id)
+        if not_due:
+            self.not_due.add(partition_id)
         else:
-            self.undue.discard(partition_id)
+            self.not_due.discard(partition_id)
         if self.ready.pop(partition_id, None) is not None or self.stale.pop(partition_id, None) is not None:
-            self.fed.add(partition_id)
+            self.held_with_messages.add(partition_id)
 
     def expire(self, partition_id: int, when: float) -> bool:
         """The hold that was to end at `when` ends, unless it was lifted or lengthened meanwhile."""
         if self.held.get(partition_id) != when:
             return False
-        self.fed.discard(partition_id)
-        self.undue.discard(partition_id)
+        self.held_with_messages.discard(partition_id)
+        self.not_due.discard(partition_id)
         del self.held[partition_id]
         self.ready[partition_id] = UNKNOWN
         return True
@@ -191,18 +203,29 @@ class Lane:
         self.freed.discard(partition_id)
         return True
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """While it is read from PostgreSQL which partitions are ready or leased."""
+        self.reads += 1
+        try:
+            yield
+        finally:
+            self.reads -= 1
+            if not self.reads:
+                self.freed_since_read.clear()
+
     def remove(self, partition_id: int) -> list[Pop]:
         """A partition does not exist any more; returns the pops that waited for it, which are to enter again."""
         self.ready.pop(partition_id, None)
         self.stale.pop(partition_id, None)
         self.held.pop(partition_id, None)
-        self.undue.discard(partition_id)
-        self.fed.discard(partition_id)
+        self.not_due.discard(partition_id)
+        self.held_with_messages.discard(partition_id)
         self.unannounced.discard(partition_id)
         self.cursors.discard(partition_id)
         return [pop for pop in self.targeted.pop(partition_id, ()) if not pop.done]
 
-    def knows_cursor(self, partition_id: int) -> None:
+    def note_cursor(self, partition_id: int) -> None:
         if len(self.cursors) >= _MOST_CURSORS:
             self.cursors.clear()
         self.cursors.add(partition_id)
@@ -251,8 +274,8 @@ class Holds:
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, lane: Lane, partition_id: int, until: float, *, undue: bool = False) -> None:
-        lane.hold(partition_id, until, undue=undue)
+    def add(self, lane: Lane, partition_id: int, until: float, *, not_due: bool = False) -> None:
+        lane.hold(partition_id, until, not_due=not_due)
         self._sequence += 1
         heapq.heappush(self._heap, (until, self._sequence, lane, partition_id))
         if len(self._heap) > self._sweep_at:
@@ -340,9 +363,9 @@ class LaneRegister:
         if not others:
             del self._by_queue[lane.queue_id]
 
-    def drop(self, doomed: Callable[[Lane], bool]) -> list[Lane]:
+    def drop(self, condition: Callable[[Lane], bool]) -> list[Lane]:
         """Remove lanes for good; one that is still referenced is marked as dropped."""
-        dropped = [lane for lane in self._lanes.values() if doomed(lane)]
+        dropped = [lane for lane in self._lanes.values() if condition(lane)]
         for lane in dropped:
             self.remove(lane)
             lane.dropped = True

@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import asyncpg
@@ -20,54 +20,11 @@ from queen.broker.pop.lanes import UNKNOWN, Holds, Lane, LaneRegister
 from queen.broker.pop.matcher import Matcher
 from queen.broker.pop.requests import ClosedQueuePops, Pop, PopRequest
 from queen.broker.pop.scanner import HoldTimer, LaneScanner, Share
+from queen.broker.pop.subscriptions import Subscriptions
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
-from queen.log.catalog import QUEUE_MODE, Catalog, Queue
+from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
-from queen.storage.database import Database, Fetcher
-
-
-class Subscriptions:
-    """Records subscriptions; `on_subscribed` gets the group of each new one, and the number of the change."""
-
-    def __init__(self, database: Fetcher, on_subscribed: Callable[[str, int], None], default_mode: str) -> None:
-        self._database = database
-        self._on_subscribed = on_subscribed
-        self._default_mode = default_mode
-
-    def are_wanted(self, pop: Pop) -> bool:
-        """Whether a group that meets a queue does not begin with its oldest message."""
-        mode = pop.request.subscription_mode or self._default_mode
-        return pop.request.subscription_from is not None or mode in ("new", "new-only", "now")
-
-    async def place(self, queue_name: str, group_id: int, pop: Pop) -> tuple[datetime | None, bool, bool]:
-        """Record where the group starts, at its first pop of the queue (or partition).
-
-        Returns the time from which it gets the queue's messages, if any, whether it has no subscription at all, and
-        whether it gets only the newest message of a partition.
-        """
-        request = pop.request
-        if request.group == QUEUE_MODE:
-            return None, True, False
-        partition = request.partition or ""
-        rows = await self._database.fetch("subscription", group_id, queue_name)
-        since = request.subscription_from
-        if request.conflation and not any(row["partition_name"] == "" for row in rows):
-            mode = ("new" if since is None else "timestamp") if self.are_wanted(pop) else "all"
-            made = await self._database.fetch("declare_conflation", group_id, queue_name, mode, since)
-            rows = await self._database.fetch("subscription", group_id, queue_name)
-            if made:
-                self._on_subscribed(request.group, made[0]["xid"])
-        if self.are_wanted(pop) and not any(row["partition_name"] in ("", partition) for row in rows):
-            kind = "new" if since is None else "timestamp"
-            made = await self._database.fetch("subscribe", group_id, queue_name, partition, kind, since)
-            rows = await self._database.fetch("subscription", group_id, queue_name)
-            if made:
-                self._on_subscribed(request.group, made[0]["xid"])
-        whole = next((row for row in rows if row["partition_name"] == ""), None)
-        if whole is None:
-            return None, not rows, False
-        return whole["since"], False, whole["conflation"]
-
+from queen.storage.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +34,14 @@ _PARKED_SECONDS = 0.5
 """A pop that has waited for longer outlives an outage; a younger one is answered 503."""
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class _GroupLookup:
+    """A look at what a group is, which has been outdated by a change that was notified of meanwhile."""
+
+    group: str
+    outdated: bool = False
 
 
 class Popper:
@@ -103,11 +68,12 @@ class Popper:
         self._meter = meter
         self._matcher = Matcher(claimer.lease_id)
         self._subscriptions = Subscriptions(database, self._subscribed, default_subscription)
+        self._lookups: set[_GroupLookup] = set()
         self._safety_poll = safety_poll
         self._lanes = LaneRegister()
         self._closed = ClosedQueuePops()
         self._holds = Holds()
-        self._hold_timer = HoldTimer(self._holds, self._came_free)
+        self._hold_timer = HoldTimer(self._holds, self._on_lane_ready)
         self._scanner = LaneScanner(
             database, self._holds, self._hold_timer, share, self._kick, self._spawn, safety_poll=safety_poll
         )
@@ -208,7 +174,7 @@ class Popper:
             EventKind.HELD: self._on_held,
             EventKind.TAKEN: self._on_taken,
             EventKind.PARTITION_GONE: self._on_partition_gone,
-            EventKind.LOOK: self._on_look,
+            EventKind.RESCAN: self._on_rescan,
             EventKind.QUEUE_CHANGED: self._on_queue_changed,
             EventKind.QUEUE_GONE: self._on_queue_gone,
             EventKind.GROUP_CHANGED: self._on_group_changed,
@@ -229,20 +195,20 @@ class Popper:
         takers: dict[tuple[int, int], int] = {}
         unclaimed: list[Event] = []
         for event in events:
-            lane = (event[1], event[3])
-            if lane not in takers:
-                takers[lane] = self._count_waiting(*lane, most=len(events))
-            takers[lane] -= 1
-            if takers[lane] < 0:
+            place = (event[1], event[3])
+            if place not in takers:
+                takers[place] = self._count_waiting(*place, most=len(events))
+            takers[place] -= 1
+            if takers[place] < 0:
                 unclaimed.append(event)
             else:
-                for one in self._lanes.of_group(*lane):
-                    one.unannounced.add(event[2])
+                for lane in self._lanes.of_group(*place):
+                    lane.unannounced.add(event[2])
         self._notifications.send(unclaimed)
 
     def _on_pushed(self, event: Event) -> None:
         for lane in self._lanes.of(event[1]):
-            lane.feed(event[2], event[4])
+            lane.pushed(event[2], event[4])
             if lane.unresolved:
                 self._spawn(self._resolve_partitions(lane))
             if lane.waiting or lane.targeted:
@@ -271,11 +237,14 @@ class Popper:
             for pop in lane.remove(event[2]):
                 self._spawn(self._enter(pop))
 
-    def _on_look(self, event: Event) -> None:
+    def _on_rescan(self, event: Event) -> None:
         for lane in self._lanes.of(event[1]):
-            if lane.parked and not lane.scanning:
+            if lane.scanning:
+                # What it finds may be from before.
+                lane.scan_again = True
+            elif lane.parked:
                 lane.scanning = True
-                self._spawn(self._look(lane))
+                self._spawn(self._find_missed(lane))
 
     def _on_queue_changed(self, event: Event) -> None:
         # How long its partitions are held depends on its options, and it may be another one than before.
@@ -286,9 +255,16 @@ class Popper:
         self._drop_lanes(lambda lane: lane.queue_name == event[5])
 
     def _on_group_changed(self, event: Event) -> None:
+        self._outdate_lookups(event[5])
         self._drop_lanes(lambda lane: lane.group_name == event[5])
 
+    def _outdate_lookups(self, group: str) -> None:
+        for lookup in self._lookups:
+            if lookup.group == group:
+                lookup.outdated = True
+
     def _subscribed(self, group: str, change: int) -> None:
+        self._outdate_lookups(group)
         # Other workers may believe that the group starts at the beginning: they are to look again.
         self._on_subscribed(change)
         self._notifications.send([named(EventKind.GROUP_CHANGED, group, change)])
@@ -330,9 +306,9 @@ class Popper:
             if len(lanes) > 1:
                 # Priority decides among queues, so what each of them has is known before any is served.
                 await asyncio.gather(*(self._scanner.scan(lane) for lane in lanes if lane.scanned_at is None))
-                if any(lane.dropped for lane in lanes):
-                    self._spawn(self._enter(pop))
-                    return
+            if any(lane.dropped for lane in lanes):
+                self._spawn(self._enter(pop))
+                return
             if pop.request.partition is None:
                 # It may come for a queue that was resumed, and wait in the others already.
                 lanes = [lane for lane in lanes if lane not in pop.lanes]
@@ -350,7 +326,7 @@ class Popper:
             pop.fail(error)
 
     async def _wait_for_queues(self, pop: Pop, names: Sequence[str]) -> None:
-        """Wait until one of these queues, which are missing or paused, is there to be popped from."""
+        """Wait until one of these queues, which are missing or paused, is created or resumed."""
         if not pop.request.wait:
             pop.resolve(None)
             return
@@ -376,10 +352,15 @@ class Popper:
             if not wanted and await self._catalog.queue(queue_name) is None:
                 # A group that only ever asked for what does not exist leaves nothing behind.
                 return None
-            group_id = await self._catalog.group(pop.request.group)
-            since, plain, conflates = await self._subscriptions.place(queue_name, group_id, pop)
+            while True:
+                with self._looking_up(pop.request.group) as lookup:
+                    group_id = await self._catalog.group(pop.request.group)
+                    since, plain, conflates = await self._subscriptions.place(queue_name, group_id, pop)
+                    queue = await self._catalog.queue(queue_name)
+                # A group may have been deleted, or begin elsewhere, since that was read.
+                if not lookup.outdated:
+                    break
             pop.conflates = conflates
-            queue = await self._catalog.queue(queue_name)
             if queue is None or queue.is_paused_for(pop.request.group):
                 return None
             lane = self._lanes.open(queue, group_id, pop.request.group)
@@ -389,6 +370,16 @@ class Popper:
         pop.conflates = lane.conflates
         lane.used_at = asyncio.get_running_loop().time()
         return lane
+
+    @contextlib.contextmanager
+    def _looking_up(self, group: str) -> Iterator[_GroupLookup]:
+        """While it is read what a group is, and where it starts."""
+        lookup = _GroupLookup(group)
+        self._lookups.add(lookup)
+        try:
+            yield lookup
+        finally:
+            self._lookups.discard(lookup)
 
     async def _target(self, lane: Lane, pop: Pop, partition_name: str) -> None:
         """Wait for one partition; its first look is always at PostgreSQL."""
@@ -424,8 +415,11 @@ class Popper:
                     try:
                         await self._target(lane, pop, name)
                     except DatabaseUnavailable:
-                        # The next look may find it; until then it waits as before.
-                        lane.unresolved.setdefault(name, []).append(pop)
+                        if lane.dropped:
+                            self._spawn(self._enter(pop))
+                        else:
+                            # The next look may find it; until then it waits as before.
+                            lane.unresolved.setdefault(name, []).append(pop)
                     except (QueenError, asyncpg.PostgresError) as error:
                         pop.fail(error)
         self._kick(lane)
@@ -502,7 +496,7 @@ class Popper:
                 for pop in claim.pops:
                     if isinstance(error, DatabaseUnavailable) and pop.is_parked(_PARKED_SECONDS):
                         # It has been waiting, and goes on waiting.
-                        self._again(claim, pop)
+                        self._retry(claim, pop)
                     else:
                         pop.fail(error)
             if isinstance(error, DatabaseUnavailable):
@@ -516,9 +510,9 @@ class Popper:
                 # A lease ended since: the one that was in the way, or already the one that was given out.
                 lane.ready.setdefault(claim.partition_id, UNKNOWN)
             elif claim.hold_for > 0:
-                self._holds.add(lane, claim.partition_id, now + claim.hold_for, undue=claim.undue)
+                self._holds.add(lane, claim.partition_id, now + claim.hold_for, not_due=claim.not_due)
                 if claim.left > 0:
-                    lane.fed.add(claim.partition_id)
+                    lane.held_with_messages.add(claim.partition_id)
             elif claim.left > 0:
                 lane.ready[claim.partition_id] = max(claim.left, lane.ready.pop(claim.partition_id, 0))
             if claim.partition_id in lane.unannounced:
@@ -528,11 +522,11 @@ class Popper:
                     self._announce_freed(lane, [claim.partition_id])
         for claim in claims:
             for pop in claim.pops:
-                self._again(claim, pop)
+                self._retry(claim, pop)
             self._active.add(claim.lane)
         self._hold_timer.arm()
 
-    def _again(self, claim: Claim, pop: Pop) -> None:
+    def _retry(self, claim: Claim, pop: Pop) -> None:
         """A pop that got nothing from the partition it was matched with is first in line for the next."""
         lane = claim.lane
         if pop.done or not pop.busy:
@@ -548,7 +542,7 @@ class Popper:
         else:
             lane.waiting.appendleft(pop)
 
-    def _came_free(self, lane: Lane) -> None:
+    def _on_lane_ready(self, lane: Lane) -> None:
         if lane.parked:
             self._kick(lane)
 
@@ -567,7 +561,7 @@ class Popper:
                 lane.sweep()
                 if lane.parked and not lane.scanning:
                     lane.scanning = True
-                    await self._look(lane)
+                    await self._find_missed(lane)
                 elif not lane.parked and not lane.claiming and now - lane.used_at > _IDLE_LANE_SECONDS:
                     self._lanes.remove(lane)
             self._closed.sweep()
@@ -578,7 +572,7 @@ class Popper:
             # However many lanes there are, and however often something is written: a tenth of the time at most.
             await asyncio.sleep(_POLL_REST * (loop.time() - now))
 
-    async def _look(self, lane: Lane) -> None:
+    async def _find_missed(self, lane: Lane) -> None:
         """Find messages of a lane whose notification was lost."""
         await self._scanner.scan(lane)
         if lane.unresolved:
@@ -590,9 +584,9 @@ class Popper:
         except (QueenError, asyncpg.PostgresError):
             return None
 
-    def _drop_lanes(self, doomed: Callable[[Lane], bool]) -> None:
+    def _drop_lanes(self, condition: Callable[[Lane], bool]) -> None:
         """Forget lanes; their pops enter again and find what is there now."""
-        for lane in self._lanes.drop(doomed):
+        for lane in self._lanes.drop(condition):
             self._active.discard(lane)
             for pop in lane.abandon():
                 pop.lanes.discard(lane)

@@ -1,4 +1,4 @@
-"""A request for messages: what it asks for, and where it stands."""
+"""A request for messages, and its state while it waits."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ _encode = msgspec.json.encode
 _EMPTY: Final = b'{"success":true,"messages":[]'
 
 
-def declare(body: bytes | None, request: PopRequest, applied: bool | None) -> bytes | None:
-    """The answer to a pop that says whether its group conflates: it says what holds, also when it is empty.
+def state_conflation(body: bytes | None, request: PopRequest, applied: bool | None) -> bytes | None:
+    """The answer to a pop; if the request asked about conflation, it states whether the group has it, also when empty.
 
-    What the group was registered with holds. None for `applied`: it has not been registered yet.
+    What the group was registered with holds (`applied`; None: it has not been registered yet).
     """
     asked = request.conflation
     if asked is None:
@@ -165,7 +165,7 @@ class Pop:
             self.meter.pop_latency.observe(clock() - self.began)
         try:
             if self.request.conflation is not None:
-                body = declare(body, self.request, self.conflates)
+                body = state_conflation(body, self.request, self.conflates)
             rendered = self.render(body)
         except Exception as error:
             # The claim serves other pops, too: they are not to fail with this one.

@@ -35,9 +35,11 @@ class HoldTimer:
             self._timer.set(at)
 
     def _ring(self) -> None:
-        for lane in self._holds.expire(asyncio.get_running_loop().time() + _SLACK_SECONDS):
-            self._on_ready(lane)
-        self.arm()
+        try:
+            for lane in self._holds.expire(asyncio.get_running_loop().time() + _SLACK_SECONDS):
+                self._on_ready(lane)
+        finally:
+            self.arm()
 
 
 SCAN_PAGE = 10_000
@@ -97,14 +99,14 @@ async def check_stale(database: Fetcher, lane: Lane, holds: Holds) -> None:
 def _note(lane: Lane, holds: Holds, partition_id: int, available: int, held_for: float, now: float) -> None:
     if partition_id in lane.claiming or partition_id in lane.ready:
         return
-    if held_for > 0:
+    if held_for > 0 and partition_id not in lane.freed_since_read:
         if partition_id not in lane.held:
             holds.add(lane, partition_id, now + held_for)
-            lane.fed.add(partition_id)
+            lane.held_with_messages.add(partition_id)
     elif partition_id not in lane.held:
         lane.ready[partition_id] = available
         lane.stale.pop(partition_id, None)
-    elif lane.held[partition_id] - now > 0.05 and partition_id not in lane.undue:
+    elif lane.held[partition_id] - now > 0.05 and partition_id not in lane.not_due:
         # Freed by a host that could not notify us.
         lane.free(partition_id, available)
 
@@ -174,13 +176,17 @@ class LaneScanner:
     async def _is_read(self, lane: Lane, reading: Awaitable[None], nonblocking: Iterable[Pop]) -> bool:
         """Whether a lane could be read; if not, the pops that do not wait fail."""
         try:
-            await reading
+            with lane.reading():
+                await reading
         except (QueenError, asyncpg.PostgresError) as error:
             for pop in nonblocking:
                 pop.fail(error)
             return False
         finally:
             lane.scanning = False
+            if lane.scan_again:
+                lane.scan_again = False
+                self._look_once(lane, self.scan, [])
         self._hold_timer.arm()
         return True
 

@@ -45,7 +45,7 @@ class Announcer:
         return partial(self._send, datagrams)
 
     def stored(self, spans: Spans) -> None:
-        """Handle here, and let the other hosts know, what was stored; the workers of this host know already."""
+        """Wake the pops of this worker, and notify the other hosts; the workers of this host know already."""
         events = []
         for partition, _, count in spans:
             self._meter.stored(partition.queue_name, count)
@@ -76,7 +76,7 @@ def _nothing() -> None:
 
 
 def _portions(spans: Spans) -> Iterator[list[tuple[Partition, int, int]]]:
-    """Cut what was stored into pieces that fit a datagram each."""
+    """Cut the spans of an append into pieces that fit a datagram each."""
     some: list[tuple[Partition, int, int]] = []
     messages = 0
     for partition, first, total in spans:

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+
+from queen.files import try_lock
+
+log = logging.getLogger(__name__)
 
 _LONGEST_WAIT = 0.25
 _POLL = 0.005
@@ -33,8 +38,8 @@ class AppendLock:
         self._asked = False
 
     async def __aenter__(self) -> None:
-        if self._file is None:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        if self._file is None and not self._open():
+            return
         loop = asyncio.get_running_loop()
         give_up = loop.time() + _LONGEST_WAIT
         # A peer that asked before us is first.
@@ -48,7 +53,8 @@ class AppendLock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._file is not None
+        if self._file is None:
+            return
         fcntl.flock(self._file, fcntl.LOCK_UN)
         # The others let a worker that asked go first, and wait for its release.
         if self._peer_waits or self._asked:
@@ -67,13 +73,20 @@ class AppendLock:
             os.close(self._file)
             self._file = None
 
-    def _try(self) -> bool:
-        assert self._file is not None
+    def _open(self) -> bool:
+        """False where there is no descriptor left for it: pushes are then stored without the lock."""
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            log.error(
+                "%s cannot be opened (%s): workers of this host push at the same time", self._path, error.strerror
+            )
             return False
         return True
+
+    def _try(self) -> bool:
+        assert self._file is not None
+        return try_lock(self._file)
 
     async def _is_freed(self) -> bool:
         """Wait for the release by a peer; False when none came, and it counts as dead."""

@@ -197,7 +197,7 @@ class Pusher:
     async def prepare(self, items: Sequence[PushItem]) -> None:
         """Before a transaction that stores the items: make their queues and partitions."""
         targets = {(item.queue, item.partition) for item in items}
-        await self._spool_router.let_pass(targets)
+        await self._spool_router.wait_for_replay(targets)
         await self._catalog.ensure_partitions(targets)
 
     def spooled(self, targets: Collection[Target]) -> list[Target]:
@@ -287,16 +287,16 @@ class Pusher:
             try:
                 (await self._store_all(free))()
             except DatabaseUnavailable:
-                return await router.take(pushes, trouble=True)
-        if await router.takes(behind):
-            return await router.take(behind)
+                return await router.spool(pushes, outage=True)
+        if await router.must_spool(behind):
+            return await router.spool(behind)
         return await self._store_or_spool(behind)
 
     async def _store_or_spool(self, pushes: list[Push]) -> Callable[[], None]:
         try:
             return await self._store_all(pushes)
         except DatabaseUnavailable:
-            return await self._spool_router.take(pushes, trouble=True)
+            return await self._spool_router.spool(pushes, outage=True)
 
     async def _store_all(self, pushes: list[Push]) -> Callable[[], None]:
         answers, settle = await self._store_persistently(pushes)
@@ -316,7 +316,7 @@ class Pusher:
 
     async def _buffer(self, pushes: list[Push]) -> Callable[[], None] | None:
         """Spool pushes that asked for it."""
-        return await self._spool_router.take(pushes)
+        return await self._spool_router.spool(pushes)
 
     async def _store_persistently(self, pushes: list[Push]) -> tuple[_Answers, Callable[[], None]]:
         """Retry for a while when the connection is lost: segments of a lost attempt are recognised by their ids."""

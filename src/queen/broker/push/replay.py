@@ -12,6 +12,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
+from queen.broker.events import Event, pushed
 from queen.broker.heartbeat import MaintenanceModes
 from queen.broker.push.pusher import Pusher
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
@@ -52,11 +53,12 @@ class SpoolDrainer(Drainer):
         pusher: Pusher,
         envelope: Envelope,
         modes: MaintenanceModes,
+        publish: Callable[[Sequence[Event]], None],
         *,
         interval: float,
         most_records: int,
     ) -> None:
-        self.records = PushRecords(spool.failed, database, catalog, pusher, envelope)
+        self.records = PushRecords(spool.failed, database, catalog, pusher, envelope, publish)
         super().__init__(
             spool,
             database,
@@ -74,13 +76,20 @@ class PushRecords:
     """Stores records of the spool as segments."""
 
     def __init__(
-        self, failed: FailedRecords, database: Database, catalog: Catalog, pusher: Pusher, envelope: Envelope
+        self,
+        failed: FailedRecords,
+        database: Database,
+        catalog: Catalog,
+        pusher: Pusher,
+        envelope: Envelope,
+        publish: Callable[[Sequence[Event]], None],
     ) -> None:
         self._failed = failed
         self._database = database
         self._catalog = catalog
         self._pusher = pusher
         self._envelope = envelope
+        self._publish = publish
         self.send_on: Callable[[Record], Awaitable[bool]] | None = None
         """With several shards: stores a record on the shard that its queue has moved to."""
 
@@ -109,6 +118,15 @@ class PushRecords:
 
     def order_key(self, record: Record) -> Target:
         return record.queue, record.partition
+
+    def announce(self, records: Sequence[Record]) -> None:
+        events = []
+        for queue_name, partition_name in {(record.queue, record.partition) for record in records}:
+            queue = self._catalog.cached_queue(queue_name)
+            partition = self._catalog.cached_partition_in(queue, partition_name) if queue is not None else None
+            if partition is not None:
+                events.append(pushed(partition.queue_id, partition.id, 1))
+        self._publish(events)
 
     async def take_over(self, record: Record) -> None:
         """Store a record from the spool of another shard, which an earlier attempt may have stored already."""

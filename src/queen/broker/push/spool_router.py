@@ -68,10 +68,10 @@ class SpoolRouter:
                 free.append(push)
         return free, behind
 
-    async def takes(self, pushes: Sequence[Push]) -> bool:
-        """Whether these pushes are to be spooled.
+    async def must_spool(self, pushes: Sequence[Push]) -> bool:
+        """Whether these pushes have to be spooled, after a wait for the replay of a small backlog.
 
-        They must not overtake spooled messages of the same partition: they wait when little is left, else are spooled.
+        They must not overtake spooled messages of the same partition.
         """
         if self._closed:
             return True
@@ -93,7 +93,7 @@ class SpoolRouter:
             self._state.want()
         return found
 
-    async def let_pass(self, targets: Collection[Target]) -> None:
+    async def wait_for_replay(self, targets: Collection[Target]) -> None:
         """Before a transaction that pushes: raises `Overloaded` when its messages would overtake spooled ones."""
         if not self._state.engaged or not targets:
             return
@@ -108,22 +108,22 @@ class SpoolRouter:
             self._state.want()
             await asyncio.sleep(_POLL)
 
-    async def take(self, batch: Sequence[Push], *, trouble: bool = False) -> Callable[[], None]:
+    async def spool(self, batch: Sequence[Push], *, outage: bool = False) -> Callable[[], None]:
         """Spool a batch; returns a function that answers it. Raises `SpoolRefused`."""
         now = time.time()
         segments = list(self._segments(batch, now))
         held = [push.hold for push in batch if push.hold is not None]
-        everybody_waits = len(held) == len(batch)
+        all_wait = len(held) == len(batch)
         try:
             await self._spool.writer.append(
                 [record for records, _ in segments for record in records],
-                due_at=now + min(hold.seconds for hold in held) if everybody_waits else 0.0,
-                flush_at=min((hold.messages for hold in held), default=1) if everybody_waits else 1,
+                due_at=now + min(hold.seconds for hold in held) if all_wait else 0.0,
+                flush_at=min((hold.messages for hold in held), default=1) if all_wait else 1,
             )
         finally:
             # Not before: while nothing is spooled, the drainer would clear it.
-            if trouble and not self._state.trouble:
-                self._state.set_trouble(True)
+            if outage and not self._state.outage:
+                self._state.set_outage(True)
         blocks = {record.block for records, _ in segments for record in records}
         lines: dict[PushSlice, list[bytes]] = {}
         for records, parts in segments:
@@ -132,7 +132,7 @@ class SpoolRouter:
 
     @property
     def _closed(self) -> bool:
-        return self._modes.push_maintenance or self._availability.down or self._state.trouble
+        return self._modes.push_maintenance or self._availability.down or self._state.outage
 
     def _segments(self, batch: Sequence[Push], now: float) -> Iterator[tuple[list[Record], list[PushSlice]]]:
         """The records of each partition in the batch, and the slices that they are made of."""

@@ -38,7 +38,14 @@ class ShardSetup:
 
     async def start(self) -> None:
         """Raises `QueenError` when a database is another shard than DATABASE_URLS says."""
-        unavailable = await set_up_shards(self._dsns)
+        unavailable: Sequence[int]
+        try:
+            unavailable = await set_up_shards(self._dsns)
+        except DatabaseUnavailable as error:
+            # The supervisor has set them up before it started any worker: one that starts again during an outage serves
+            # without them, as with one shard.
+            log.warning("starting without any shard, which is retried: %s", error)
+            unavailable = range(len(self._dsns))
         if unavailable:
             self._background.start(self._set_up_later(unavailable))
 

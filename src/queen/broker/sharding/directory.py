@@ -12,7 +12,8 @@ import logging
 import uuid
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import asyncpg
 
@@ -79,18 +80,21 @@ class Directory:
         if not name.can_exist:
             # Any shard rejects it.
             return self._layout[0]
-        versions = dict(self._versions)
-        try:
-            shard = await self._follow(name)
-        except DatabaseUnavailable:
-            return await self._find_without_home(name)
-        if versions == self._versions:
-            if len(self._places) >= _MOST_CACHED:
-                self._places.clear()
-            self._places[name] = shard
-            if len(self._last_places) >= _MOST_CACHED:
-                self._last_places.clear()
-            self._last_places[name] = shard
+        while True:
+            versions = dict(self._versions)
+            try:
+                shard = await self._follow(name)
+            except DatabaseUnavailable:
+                return await self._find_without_home(name)
+            # Read while moves became known: it may be from before them, and nobody would be notified of these again.
+            if versions == self._versions:
+                break
+        if len(self._places) >= _MOST_CACHED:
+            self._places.clear()
+        self._places[name] = shard
+        if len(self._last_places) >= _MOST_CACHED:
+            self._last_places.clear()
+        self._last_places[name] = shard
         return shard
 
     def of_partition(self, partition_id: int) -> int:
@@ -105,6 +109,21 @@ class Directory:
     def changed(self) -> asyncio.Event:
         """An event that is set at the next move."""
         return self._changed
+
+    async def moves_before(
+        self, answer: asyncio.Future[Any], find: Callable[[], Awaitable[object]], place: object
+    ) -> bool:
+        """Wait for an answer; returns True as soon as `find` gives another place, if there is none by then."""
+        while True:
+            moved: asyncio.Future[Any] = asyncio.ensure_future(self.changed().wait())
+            try:
+                await asyncio.wait((answer, moved), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                moved.cancel()
+            if answer.done():
+                return False
+            if await find() != place:
+                return not answer.done()
 
     async def refresh(self, shards: Sequence[int] | None = None) -> bool:
         """Check some shards, or all, for moves; returns whether there were any. Unavailable shards keep their state."""

@@ -72,7 +72,7 @@ class Fleet:
 
 @asynccontextmanager
 async def connect_fleet(dsns: Sequence[str]) -> AsyncIterator[Fleet]:
-    """Connections to those shards that are there, each of which is the one it is named as."""
+    """Connections to the shards that can be reached; each is checked to be the shard it is configured as."""
     found = await asyncio.gather(*(_connect(dsn) for dsn in dsns))
     connections = {number: connection for number, connection in enumerate(found) if connection is not None}
     try:

@@ -23,7 +23,7 @@ _ANSWER_SECONDS: Final = 20.0
 
 @dataclass(slots=True)
 class Progress:
-    """How far a move is: what it does, and how many messages of how many are copied."""
+    """Progress of a move: its phase, and how many messages (of `total`) are copied."""
 
     phase: str = "connecting"
     done: int = 0

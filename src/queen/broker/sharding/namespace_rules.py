@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 from queen.broker.broker import Broker
 from queen.broker.sharding.directory import Directory
 from queen.broker.topics.batching import RequestBatcher
-from queen.errors import DatabaseUnavailable, Overloaded
+from queen.errors import DatabaseUnavailable, Overloaded, QueenError
+from queen.log.quotas import Quotas
 from queen.storage.database import Database
 from queen.wire.shards import Name
 from queen.wire.topics.requests import EnqueueItem
@@ -92,7 +93,7 @@ class NamespaceRules:
         self._brokers = brokers
         self._registers = [KeyRegister(broker.database) for broker in brokers]
         for broker in brokers:
-            broker.topics.quotas.counted_elsewhere = True
+            broker.topics.quotas.find_home = self._quotas_of
 
     async def admit(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> None:
         """Count items against their quotas, on the home shard of each namespace. Raises `QuotaExceeded`."""
@@ -103,14 +104,22 @@ class NamespaceRules:
             by_home.setdefault(home, []).append(item)
             if home == shard:
                 stored_at_home.add(home)
-        for home, some in by_home.items():
-            try:
-                await self._brokers[home].topics.quotas.count(some)
-            except DatabaseUnavailable:
-                if home in stored_at_home:
-                    raise
-                # Availability before exactness: items of other shards are admitted over quota.
-                log.warning("shard %d is unavailable: quotas of its namespaces are not enforced", home)
+        counted: list[int] = []
+        try:
+            for home, some in by_home.items():
+                try:
+                    await self._brokers[home].topics.quotas.count(some)
+                    counted.append(home)
+                except DatabaseUnavailable:
+                    if home in stored_at_home:
+                        raise
+                    # Availability before exactness: items of other shards are admitted over quota.
+                    log.warning("shard %d is unavailable: quotas of its namespaces are not enforced", home)
+        except QueenError:
+            # One namespace is over its quota: what was counted for the others is not stored either.
+            for home in counted:
+                self._brokers[home].topics.quotas.give_back(by_home[home])
+            raise
 
     async def claim(self, items: Sequence[EnqueueItem], shards: Sequence[int]) -> Duplicates:
         """Claim the keys of items for their shards; returns the duplicates of items on other shards."""
@@ -153,6 +162,9 @@ class NamespaceRules:
                     f"the idempotency key {key[1]!r} of namespace {key[0]} is being used on shard {owner};"
                     " try again soon"
                 )
+
+    async def _quotas_of(self, namespace: str) -> Quotas:
+        return self._brokers[await self._home(namespace)].topics.quotas
 
     async def _home(self, namespace: str) -> int:
         return await self._directory.find(Name.namespace(namespace))

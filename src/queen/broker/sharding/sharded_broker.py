@@ -237,11 +237,27 @@ class ShardedReleaser:
         return asyncio.ensure_future(self._release(leases))
 
     async def _release(self, leases: Sequence[HeldLease]) -> int:
-        by_shard: dict[int, list[HeldLease]] = {}
-        for lease in leases:
-            shard = self._directory.of_partition(lease.partition_ids[0]) if lease.partition_ids else 0
-            by_shard.setdefault(shard, []).append(lease)
-        return sum([await self._brokers[shard].releaser.release(some) for shard, some in by_shard.items()])
+        freed, left = 0, [(lease, self._shard_of(lease)) for lease in leases]
+        for _ in range(_ATTEMPTS):
+            by_shard: dict[int, list[HeldLease]] = {}
+            for lease, shard in left:
+                by_shard.setdefault(shard, []).append(lease)
+            missed = []
+            for shard, some in by_shard.items():
+                count = await self._brokers[shard].releaser.release(some)
+                freed += count
+                if count < sum(len(lease.partition_ids) for lease in some):
+                    missed.append(shard)
+            if not missed:
+                break
+            # They have ended, or their queue has moved.
+            await self._directory.refresh(missed)
+            now = [(lease, shard, self._shard_of(lease)) for lease, shard in left]
+            left = [(lease, place) for lease, shard, place in now if place != shard]
+        return freed
+
+    def _shard_of(self, lease: HeldLease) -> int:
+        return self._directory.of_partition(lease.partition_ids[0]) if lease.partition_ids else 0
 
 
 class ShardedPopper:
@@ -268,29 +284,27 @@ class ShardedPopper:
         name = Name.queue(queue)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.timeout
-        pop = MovingPop(loop.create_future())
+        pop = MovingPop(loop.create_future(), render)
+
+        def find() -> Coroutine[Any, Any, int]:
+            return self._directory.find(name)
 
         async def run() -> None:
             while not pop.answer.done():
-                shard = await self._directory.find(name)
+                shard = await find()
+                if pop.answer.done():
+                    # Its client left meanwhile: nothing may be leased for it.
+                    return
                 left = request.waiting(max(0.0, deadline - loop.time())) if request.wait else request
-                pop.follow(self._brokers[shard].popper.begin(left, render))
-                await self._until_moved(pop, name, shard)
+                inner = self._brokers[shard].popper.begin(left, unchanged)
+                pop.follow(inner)
+                if await self._directory.moves_before(pop.answer, find, shard):
+                    pop.withdraw()
+                    await asyncio.wait([inner.answer])
 
         self._spawn(run(), pop.answer)
         pop.answer.add_done_callback(pop.abandon)
         return pop
-
-    async def _until_moved(self, pop: MovingPop, name: Name, shard: int) -> None:
-        """Until the pop is answered, or the queue has moved to another shard."""
-        while not pop.answer.done():
-            moved = asyncio.ensure_future(self._directory.changed().wait())
-            try:
-                await asyncio.wait({pop.answer, moved}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                moved.cancel()
-            if not pop.answer.done() and await self._directory.find(name) != shard:
-                return
 
     def _spawn(self, work: Coroutine[Any, Any, None], answer: asyncio.Future[Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -308,19 +322,25 @@ class ShardedPopper:
 class MovingPop:
     """A pop that is restarted on another shard when its queue moves."""
 
-    def __init__(self, answer: asyncio.Future[Any]) -> None:
+    def __init__(self, answer: asyncio.Future[Any], render: Callable[[bytes | None], Any]) -> None:
         self.answer = answer
+        self._render = render
         self._inner: Pop | None = None
         self._expired = False
+        self._withdrawn = False
 
     def follow(self, inner: Pop) -> None:
-        before, self._inner = self._inner, inner
-        if before is not None:
-            # What it may have claimed is released.
-            before.answer.cancel()
+        """Take the answer of a pop on the shard that has the queue now."""
+        self._inner, self._withdrawn = inner, False
         inner.answer.add_done_callback(self._answered)
         if self._expired:
             inner.expire()
+
+    def withdraw(self) -> None:
+        """The queue has moved: wait there no more. What was leased before it moved is leased still, and is taken."""
+        self._withdrawn = True
+        if self._inner is not None:
+            self._inner.expire()
 
     def expire(self) -> None:
         self._expired = True
@@ -333,13 +353,22 @@ class MovingPop:
             self._inner.answer.cancel()
 
     def _answered(self, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled() or self.answer.done():
+        if answer.cancelled():
             return
         error = answer.exception()
+        if self.answer.done():
+            return
+        if self._withdrawn and (error is not None or is_empty(answer.result())):
+            return
         if error is not None:
             self.answer.set_exception(error)
+            return
+        try:
+            rendered = self._render(answer.result())
+        except Exception as failure:
+            self.answer.set_exception(failure)
         else:
-            self.answer.set_result(answer.result())
+            self.answer.set_result(rendered)
 
 
 class _Head(NamedTuple):

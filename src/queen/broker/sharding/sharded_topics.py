@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, TypeVar
@@ -13,8 +13,10 @@ from typing import Any, Final, TypeVar
 import asyncpg
 
 from queen.broker.broker import Broker
+from queen.broker.sharding.directory import Directory
 from queen.broker.sharding.namespace_rules import NamespaceRules
 from queen.broker.sharding.shard_router import ShardRouter, gather_by_key
+from queen.broker.topics.dequeue import Dequeue
 from queen.broker.topics.settle import Nacked
 from queen.errors import BadRequest, QueenError
 from queen.log.topics import TopicKey
@@ -96,31 +98,39 @@ class ShardedDequeuer:
             )
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_seconds
-        while True:
-            shard = await self._directory.find(name)
-            left = max(0.0, deadline - loop.time())
-            asked = self._brokers[shard].topics.dequeuer.dequeue(key, limit, lease_seconds, left)
-            if await self._answered(asked, name, shard):
-                return asked.result()
 
-    async def _answered(self, asked: asyncio.Future[Sequence[Row]], name: Name, shard: int) -> bool:
-        """Wait for the answer; False when the topic has moved to another shard before there was one."""
-        try:
-            while True:
-                moved: asyncio.Future[Any] = asyncio.ensure_future(self._directory.changed().wait())
-                try:
-                    waiting: set[asyncio.Future[Any]] = {asked, moved}
-                    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    moved.cancel()
-                if asked.done():
-                    return True
-                if await self._directory.find(name) != shard:
-                    # What it may have claimed is released, unless it is answered already.
-                    return not asked.cancel()
-        except asyncio.CancelledError:
-            asked.cancel()
-            raise
+        def find() -> Coroutine[Any, Any, int]:
+            return self._directory.find(name)
+
+        while True:
+            shard = await find()
+            left = max(0.0, deadline - loop.time())
+            asked = self._brokers[shard].topics.dequeuer.begin(key, limit, lease_seconds, left)
+            items = await _unless_moved(self._directory, asked, find, shard)
+            if items is not None:
+                return items
+
+
+async def _unless_moved(
+    directory: Directory, asked: Dequeue, find: Callable[[], Awaitable[object]], place: object
+) -> Sequence[Row] | None:
+    """The items of a dequeue; None when `find` gives another place before there are any."""
+    try:
+        moved = await directory.moves_before(asked.answer, find, place)
+    except BaseException:
+        if not asked.answer.cancel() and not asked.answer.cancelled():
+            # Retrieved, so that asyncio does not log it as never retrieved.
+            asked.answer.exception()
+        raise
+    if not moved:
+        return asked.answer.result()
+    # What was leased before the topic moved is leased still, and is taken.
+    asked.expire()
+    try:
+        return await asked.answer or None
+    except (QueenError, asyncpg.PostgresError) as error:
+        log.debug("dequeue: failed where the topic is no more: %s", error)
+        return None
 
 
 @dataclass(slots=True, eq=False)
@@ -164,9 +174,11 @@ class ShardedMultiTopicDequeuer:
                 ((shard, some),) = places.items()
                 left = max(0.0, deadline - loop.time()) if wait_seconds > 0 else 0.0
                 asked = self._brokers[shard].topics.multi_dequeuer.dequeue(namespace, some, limit, lease_seconds, left)
-                rows = list(await asked.answer)
+                items = await _unless_moved(self._directory, asked, lambda: self._places(namespace, names), places)
+                if items is None:
+                    continue
                 topics.update(asked.topics)
-                return rows
+                return list(items)
             rows = await self._round(namespace, places, limit, lease_seconds, topics)
             remaining = deadline - loop.time()
             if rows or remaining <= 0:
@@ -178,10 +190,14 @@ class ShardedMultiTopicDequeuer:
         """The topics to ask each shard for; none: all it has of the namespace."""
         if not names:
             return {shard: [] for shard in range(len(self._brokers))}
-        places: dict[int, list[str]] = {}
-        for name in names:
-            places.setdefault(await self._directory.find(Name.topic(namespace, name)), []).append(name)
-        return places
+        while True:
+            changed = self._directory.changed()
+            places: dict[int, list[str]] = {}
+            for name in names:
+                places.setdefault(await self._directory.find(Name.topic(namespace, name)), []).append(name)
+            # A move during the search may be that of a topic that was found before it.
+            if not changed.is_set():
+                return places
 
     async def _round(
         self,

@@ -48,6 +48,8 @@ _EPOCH_BITS: Final = 48
 _AGAIN: Final = frozenset({"failed", "retry"})
 
 _options: Final = msgspec.json.Decoder(EphemeralOptions)
+# Of the messages of one pop. Many pops may be answered at the same time.
+_MOST_BYTES: Final = 4 << 20
 
 
 class _Ring(NamedTuple):
@@ -62,8 +64,17 @@ class _Ring(NamedTuple):
 class Ephemeral:
     """The ephemeral queues, all of which live on one shard."""
 
-    def __init__(self, database: Database, notifications: Notifications, meter: Meter, *, longest_wait_ms: int) -> None:
-        """`longest_wait_ms`: how long a pop waits at most."""
+    def __init__(
+        self,
+        database: Database,
+        notifications: Notifications,
+        meter: Meter,
+        *,
+        longest_wait_ms: int,
+        most_bytes: int,
+    ) -> None:
+        """`longest_wait_ms`: how long a pop waits at most; `most_bytes`: where its answer ends, with one at least."""
+        self._most_bytes = min(most_bytes, _MOST_BYTES)
         self._database = database
         self._notifications = notifications
         self._meter = meter
@@ -175,10 +186,10 @@ class Ephemeral:
         return [_delivered(ring.epoch, row) for row in rows], 0.0, 0, 0.0
 
     async def _ready(self, fetcher: Fetcher, query: EphemeralPopQuery, options: EphemeralOptions) -> list[Record]:
-        """What a group may have now, without what it had too often: that is dropped."""
+        """The messages that a group may have now; those delivered too often are dropped."""
         while True:
             rows = await fetcher.fetch(
-                "ephemeral_ready", query.queue, query.group, query.partition or None, query.batch
+                "ephemeral_ready", query.queue, query.group, query.partition or None, query.batch, self._most_bytes
             )
             spent = [row["seq"] for row in rows if row["attempts"] > options.retry_limit]
             if not spent:
@@ -297,7 +308,7 @@ class Ephemeral:
         await self._retire(fetcher, queue, seqs)
 
     async def _retire(self, fetcher: Fetcher, queue: str, seqs: Sequence[int]) -> None:
-        """Remove those of some messages that every group is done with."""
+        """Remove the messages among these that every group has consumed."""
         if seqs:
             rows = await fetcher.fetch("ephemeral_done", queue, list(seqs))
             if rows:

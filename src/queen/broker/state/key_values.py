@@ -10,11 +10,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw
 
+from queen.broker.answer_size import Answers, AnswerSize, TooLarge
 from queen.errors import NotFound
 from queen.log.catalog import Catalog
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Record, retry_transaction
-from queen.wire.api.fields import LARGEST_BIGINT, Pagination
+from queen.wire.fields import LARGEST_BIGINT, Pagination
 from queen.wire.push import DEFAULT_PARTITION
 from queen.wire.state.kv import (
     MOST_ON_A_PAGE,
@@ -35,6 +36,7 @@ from queen.wire.state.kv import (
     KvReason,
     KvResult,
     KvRow,
+    KvWrite,
     is_number,
     namespaces_of,
 )
@@ -64,10 +66,18 @@ _any: Final = msgspec.json.Decoder()
 class _Stored:
     """A key that exists."""
 
-    value: str
+    value: str | None
+    """None: it was left out, because the answer would have become too large with it."""
     version: int
     expires_at: datetime | None
     updated_at: datetime
+
+    @property
+    def raw(self) -> Raw:
+        """The value as JSON. Raises `TooLarge` where it was left out."""
+        if self.value is None:
+            raise TooLarge("the values of these keys are too large for one answer: ask for fewer in a request")
+        return Raw(self.value.encode())
 
 
 class PreconditionLost(Exception):
@@ -81,8 +91,9 @@ class PreconditionLost(Exception):
 class KeyValues:
     """The keys and values of one shard."""
 
-    def __init__(self, database: Database, catalog: Catalog, meter: Meter, *, sharded: bool) -> None:
+    def __init__(self, database: Database, catalog: Catalog, meter: Meter, *, sharded: bool, answers: Answers) -> None:
         """`sharded`: there are other shards, to which the queue of a namespace may move."""
+        self._answers = answers
         self._database = database
         self._meter = meter
         self._catalog = catalog
@@ -91,7 +102,9 @@ class KeyValues:
     async def run(self, operations: Sequence[KvOperation]) -> KvAnswer:
         """Do operations in order, all or nothing."""
         try:
-            results = await retry_transaction(lambda: self._run(operations))
+            results = await self._answers.make(
+                lambda new_size: retry_transaction(lambda: self._run(operations, new_size()))
+            )
         except PreconditionLost as lost:
             failed = lost.result
             results = [
@@ -134,12 +147,12 @@ class KeyValues:
     async def entry(self, namespace: str, key: str) -> KvRow:
         """A key with its value. Raises `NotFound` where there is none."""
         await self._find(namespace)
-        (row,) = await self._database.fetch("kv_load", [namespace], [key], [False])
+        (row,) = await self._database.fetch("kv_load", [namespace], [key], [False], self._answers.most_bytes)
         if row["version"] is None:
             raise NotFound(f"key {key!r} of namespace {namespace!r} does not exist")
         stored = _stored(row)
         times = (_time(stored.expires_at), iso_micros(stored.updated_at))
-        return KvRow(key, stored.version, *times, Raw(stored.value.encode()))
+        return KvRow(key, stored.version, *times, stored.raw)
 
     def count(self, operations: Sequence[KvOperation], results: Sequence[KvResult] | None) -> None:
         """Operations were done, or failed with an error (None)."""
@@ -152,8 +165,13 @@ class KeyValues:
         if self._sharded and operations:
             await self._catalog.ensure_partitions({(ns, DEFAULT_PARTITION) for ns in namespaces_of(operations)})
 
-    async def run_in(self, fetcher: Fetcher, operations: Sequence[KvOperation], first: int = 0) -> list[KvResult]:
-        """Do operations in a transaction; results are numbered from `first` on. Raises `PreconditionLost`."""
+    async def run_in(
+        self, fetcher: Fetcher, operations: Sequence[KvOperation], first: int = 0, size: AnswerSize | None = None
+    ) -> list[KvResult]:
+        """Do operations in a transaction; results are numbered from `first` on.
+
+        Raises `PreconditionLost`, and `TooLarge` where their values are larger than an answer, or `size`, may be.
+        """
         if not operations:
             return []
         if self._sharded:
@@ -167,7 +185,7 @@ class KeyValues:
                 [one.key for one in locked],
                 [isinstance(one, KvCheck) for one in locked],
             )
-        batch = _Batch(fetcher)
+        batch = _Batch(fetcher, size or AnswerSize(self._answers.most_bytes))
         await batch.load(operations)
         results: list[KvResult] = []
         for index, operation in enumerate(operations, first):
@@ -178,10 +196,10 @@ class KeyValues:
         await batch.flush()
         return results
 
-    async def _run(self, operations: Sequence[KvOperation]) -> list[KvResult]:
+    async def _run(self, operations: Sequence[KvOperation], size: AnswerSize) -> list[KvResult]:
         await self.prepare(operations)
         async with self._database.transaction() as transaction:
-            return await self.run_in(transaction, operations)
+            return await self.run_in(transaction, operations, size=size)
 
     async def _find(self, namespace: str) -> None:
         """Raises `NotFound` where the namespace has moved to another shard."""
@@ -206,8 +224,9 @@ async def hold_queues(fetcher: Fetcher, catalog: Catalog, names: Collection[str]
 class _Batch:
     """The operations of one transaction, and the keys as they leave them."""
 
-    def __init__(self, fetcher: Fetcher) -> None:
+    def __init__(self, fetcher: Fetcher, size: AnswerSize) -> None:
         self._fetcher = fetcher
+        self._size = size
         self._keys: dict[_Key, _Stored | None] = {}
         self._changed: set[_Key] = set()
         self._versions: list[int] = []
@@ -228,6 +247,7 @@ class _Batch:
             [key[0] for key, _ in named],
             [key[1] for key, _ in named],
             [written for _, written in named],
+            self._size.most,
         )
         self._now = rows[0]["now"]
         for (key, _), row in zip(named, rows, strict=True):
@@ -236,11 +256,18 @@ class _Batch:
         self._versions = sorted((row["drawn"] for row in rows if row["drawn"] is not None), reverse=True)
 
     async def run(self, index: int, operation: KvOperation) -> KvResult:
+        """Do one operation. Raises `TooLarge` where its result is one too many for an answer."""
         if isinstance(operation, KvGetPrefix):
             await self.flush()
             return await self._prefix(index, operation)
         if isinstance(operation, KvGetMany):
             return self._many(index, operation)
+        result = self._one(index, operation)
+        if isinstance(result.value, Raw):
+            self._size.add(memoryview(result.value).nbytes)
+        return result
+
+    def _one(self, index: int, operation: KvGet | KvWrite | KvCheck) -> KvResult:
         key = (operation.ns, operation.key)
         stored = self._keys[key]
         if isinstance(operation, KvGet):
@@ -279,7 +306,7 @@ class _Batch:
             await self._fetcher.fetch("kv_remove", [key[0] for key in removed], [key[1] for key in removed])
 
     def _incr(self, index: int, operation: KvIncr, stored: _Stored | None) -> KvResult:
-        value: Any = _any.decode(stored.value) if stored is not None else 0
+        value: Any = _any.decode(stored.raw) if stored is not None else 0
         if not is_number(value):
             return _verdict(index, operation.key, stored, "type")
         value += operation.delta
@@ -302,16 +329,35 @@ class _Batch:
     def _many(self, index: int, operation: KvGetMany) -> KvResult:
         keys = dict.fromkeys(operation.keys)
         found = [(key, stored) for key in keys if (stored := self._keys[operation.ns, key]) is not None]
-        rows = _fitting(found)
+        rows = self._fitting(found)
         missing = [key for key in keys if self._keys[operation.ns, key] is None]
         return KvResult(index, rows=rows, missing=missing, truncated=len(rows) < len(found))
 
     async def _prefix(self, index: int, operation: KvGetPrefix) -> KvResult:
         limit = min(max(1, operation.limit), MOST_ON_A_PAGE)
-        found = await self._fetcher.fetch("kv_prefix", operation.ns, operation.prefix, operation.after, limit + 1)
-        rows = _fitting([(row["key"], _stored(row)) for row in found[:limit]], values=not operation.keys_only)
+        found = await self._fetcher.fetch(
+            "kv_prefix", operation.ns, operation.prefix, operation.after, limit + 1, self._size.most
+        )
+        rows = self._fitting([(row["key"], _stored(row)) for row in found[:limit]], values=not operation.keys_only)
         truncated = len(rows) < len(found)
         return KvResult(index, rows=rows, truncated=truncated, next_after=rows[-1].key if truncated else None)
+
+    def _fitting(self, found: Sequence[tuple[str, _Stored]], *, values: bool = True) -> list[KvRow]:
+        """As many rows as there is room for. Raises `TooLarge` where there is none for the first."""
+        rows: list[KvRow] = []
+        room = _MOST_BYTES
+        for key, stored in found:
+            row = KvRow(key, stored.version, _time(stored.expires_at), iso_micros(stored.updated_at))
+            if values:
+                nbytes = len(stored.value.encode()) if stored.value is not None else None
+                if rows and (room <= 0 or not self._size.fits(nbytes)):
+                    break
+                if not rows:
+                    self._size.add(nbytes)
+                row.value = stored.raw
+                room -= nbytes or 0
+            rows.append(row)
+        return rows
 
 
 def _stored(row: Record) -> _Stored:
@@ -333,7 +379,7 @@ def _verdict(index: int, key: str, stored: _Stored | None, reason: KvReason | No
     if reason is not None:
         result.reason = reason
     if stored is not None:
-        result.value, result.version = Raw(stored.value.encode()), stored.version
+        result.value, result.version = stored.raw, stored.version
         result.expires_at = _time(stored.expires_at)
     return result
 
@@ -345,26 +391,11 @@ def _found(index: int, key: str, stored: _Stored | None) -> KvResult:
         index,
         key,
         found=True,
-        value=Raw(stored.value.encode()),
+        value=stored.raw,
         version=stored.version,
         expires_at=_time(stored.expires_at),
         updated_at=iso_micros(stored.updated_at),
     )
-
-
-def _fitting(found: Sequence[tuple[str, _Stored]], *, values: bool = True) -> list[KvRow]:
-    """As many rows as an answer may hold, at least one."""
-    rows: list[KvRow] = []
-    room = _MOST_BYTES
-    for key, stored in found:
-        if room <= 0:
-            break
-        row = KvRow(key, stored.version, _time(stored.expires_at), iso_micros(stored.updated_at))
-        if values:
-            row.value = Raw(stored.value.encode())
-            room -= len(stored.value)
-        rows.append(row)
-    return rows
 
 
 def _time(moment: datetime | None) -> str | None:

@@ -14,8 +14,8 @@ from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog
 from queen.metrics.meter import Meter
 from queen.storage.database import Database, Fetcher, Record, retry_transaction, storable
-from queen.wire.api.fields import Pagination
 from queen.wire.envelope import Envelope, EnvelopeError
+from queen.wire.fields import Pagination
 from queen.wire.ids import IdSource
 from queen.wire.push import DEFAULT_PARTITION
 from queen.wire.state.timers import (
@@ -49,10 +49,10 @@ class Timers:
         self.on_scheduled: Callable[[datetime], None] = lambda due: None
         """Called after the commit, with the time at which a timer is due."""
 
-    async def run(self, operations: Sequence[TimerOperation]) -> TimerAnswer:
-        """Do operations, all or nothing."""
+    async def run(self, operations: Sequence[TimerOperation], subject: str | None = None) -> TimerAnswer:
+        """Do operations, all or nothing. `subject` is who the messages of the timers are from."""
         try:
-            return TimerAnswer(await retry_transaction(lambda: self._run(operations)))
+            return TimerAnswer(await retry_transaction(lambda: self._run(operations, subject)))
         except Exception:
             for one in operations:
                 self.meter.count("timer", "cancel" if isinstance(one, Cancel) else "schedule", "error")
@@ -65,7 +65,9 @@ class Timers:
                 {(one.queue, DEFAULT_PARTITION if isinstance(one, Cancel) else one.partition) for one in operations}
             )
 
-    async def run_in(self, fetcher: Fetcher, operations: Sequence[TimerOperation], first: int = 0) -> list[TimerResult]:
+    async def run_in(
+        self, fetcher: Fetcher, operations: Sequence[TimerOperation], subject: str | None, first: int = 0
+    ) -> list[TimerResult]:
         """Do operations in a transaction; results are numbered from `first` on. `settle` follows the commit."""
         if not operations:
             return []
@@ -76,7 +78,7 @@ class Timers:
             results[one.queue, one.timer_key] = TimerResult(
                 index, False, "absent", one.queue, one.timer_key, one.txn or None
             )
-        await self._schedule(fetcher, [one for one in operations if not isinstance(one, Cancel)], results)
+        await self._schedule(fetcher, [one for one in operations if not isinstance(one, Cancel)], subject, results)
         cancelled = [one for one in operations if isinstance(one, Cancel)]
         if cancelled:
             rows = await fetcher.fetch(
@@ -132,10 +134,10 @@ class Timers:
         timers = [PendingTimer(**msgspec.structs.asdict(_row(row)), queue=row["queue"]) for row in rows]
         return PendingTimers(timers, count["found"], count["found"] < MOST_COUNTED, Pagination(limit, offset))
 
-    async def _run(self, operations: Sequence[TimerOperation]) -> list[TimerResult]:
+    async def _run(self, operations: Sequence[TimerOperation], subject: str | None) -> list[TimerResult]:
         await self.prepare(operations)
         async with self._database.transaction() as transaction:
-            results = await self.run_in(transaction, operations)
+            results = await self.run_in(transaction, operations, subject)
         self.settle(results)
         return results
 
@@ -143,6 +145,7 @@ class Timers:
         self,
         fetcher: Fetcher,
         operations: Sequence[TimerOperation],
+        subject: str | None,
         results: dict[tuple[str, str], TimerResult],
     ) -> None:
         scheduled = [one for one in operations if not isinstance(one, Cancel)]
@@ -159,6 +162,7 @@ class Timers:
             ids,
             [await self._sealed(one.queue, payload_of(one)) for one in scheduled],
             [one.delay_ms / 1000 for one in scheduled],
+            subject,
         )
         due = {(row["queue"], row["key"]): row for row in rows}
         for one, txn, name in zip(scheduled, ids, names, strict=True):

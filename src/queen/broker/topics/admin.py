@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from queen.broker.topics.context import OnFed
+from queen.broker.answer_size import Answers, NewSize
+from queen.broker.topics.context import OnItemsDue
 from queen.broker.topics.settle import find_places
 from queen.errors import NotFound
 from queen.log.topics import LOCKS, Topic, TopicCatalog, TopicKey, lock_keys, topic_options
 from queen.storage.database import Database, Record
-from queen.wire.api.resources.topics import ConfiguredTopic, TopicCounts, TopicOptions
+from queen.wire.api.resources.topics import ConfiguredTopic, PriorityCounts, TopicCounts, TopicOptions
 from queen.wire.options import read_options
 from queen.wire.topics.requests import ItemRef
 
@@ -20,14 +22,17 @@ from queen.wire.topics.requests import ItemRef
 class TopicDeadLetters:
     """Lists, deletes and retries dead letters."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, on_fed: OnFed) -> None:
+    def __init__(self, database: Database, catalog: TopicCatalog, on_items_due: OnItemsDue, answers: Answers) -> None:
+        self._answers = answers
         self._database = database
         self._catalog = catalog
-        self._on_fed = on_fed
+        self._on_items_due = on_items_due
 
     async def page(self, key: TopicKey, limit: int, offset: int) -> list[Record]:
         topic = await self._catalog.one(key)
-        return await self._database.fetch("topic_dead_letters", topic.id, limit, offset) if topic is not None else []
+        if topic is None:
+            return []
+        return await _shown(self._answers, self._database, "topic_dead_letters", topic.id, limit, offset)
 
     async def delete(self, refs: Sequence[ItemRef]) -> list[bool | None]:
         """Delete dead letters; None for those that do not exist."""
@@ -54,18 +59,32 @@ class TopicDeadLetters:
             [place.topic_id for place in places],
         )
         done = {places[row["slot"] - 1].index for row in rows}
-        self._on_fed([((refs[index].namespace, refs[index].topic), 0.0) for index in sorted(done)])
+        self._on_items_due([((refs[index].namespace, refs[index].topic), 0.0) for index in sorted(done)])
         return [index in done or None for index in range(len(refs))]
 
 
 _STEP: Final = 5000
 
 
+async def _shown(answers: Answers, database: Database, statement: str, *arguments: object) -> list[Record]:
+    """The rows of a statement, of whose payloads there may be so many bytes; at least one."""
+
+    async def fetch(new_size: NewSize) -> list[Record]:
+        size = new_size()
+        rows = await database.fetch(statement, *arguments, size.most)
+        return list(itertools.takewhile(lambda row: size.fits(len(row["payload"]) + len(row["metadata"] or b"")), rows))
+
+    return await answers.make(fetch)
+
+
 class TopicAdmin:
     """Configures, counts, peeks into, purges and deletes topics."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, on_changed: Callable[[TopicKey], None]) -> None:
+    def __init__(
+        self, database: Database, catalog: TopicCatalog, on_changed: Callable[[TopicKey], None], answers: Answers
+    ) -> None:
         """`on_changed` notifies this and every other worker."""
+        self._answers = answers
         self._database = database
         self._catalog = catalog
         self._on_changed = on_changed
@@ -115,14 +134,22 @@ class TopicAdmin:
             for row in rows
         ]
 
-    async def peek(self, key: TopicKey, limit: int, *, delayed: bool, leased: bool) -> list[Record]:
-        """The next items in the order of service, with `delayed` also those not due yet; or those that are leased."""
+    async def priorities(self, key: TopicKey, limit: int) -> list[PriorityCounts]:
+        """Item counts of a topic by priority, in the order of service."""
+        topic = await self._catalog.one(key)
+        if topic is None:
+            return []
+        rows = await self._database.fetch("topic_priorities", topic.id, limit)
+        return [PriorityCounts(row["priority"], row["ready"], row["delayed"], row["leased"]) for row in rows]
+
+    async def peek(self, key: TopicKey, limit: int, offset: int, *, delayed: bool, leased: bool) -> list[Record]:
+        """Items in the order of service, with `delayed` also those not due yet; or those that are leased."""
         topic = await self._catalog.one(key)
         if topic is None:
             return []
         if leased:
-            return await self._database.fetch("topic_peek_leased", topic.id, limit)
-        return await self._database.fetch("topic_peek", topic.id, limit, delayed)
+            return await _shown(self._answers, self._database, "topic_peek_leased", topic.id, limit, offset)
+        return await _shown(self._answers, self._database, "topic_peek", topic.id, limit, delayed, offset)
 
     async def purge(self, key: TopicKey) -> int:
         """Remove all items of a topic, leased ones too; dead letters and options stay. Returns how many."""

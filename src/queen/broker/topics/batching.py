@@ -99,7 +99,7 @@ class FairShare(Generic[T]):
         return sum(len(waiting.items) for waiting in self._tenants.values())
 
     def candidates(self, slot: int) -> list[str]:
-        """The tenants that have much waiting, or little, and of which no batch runs."""
+        """The tenants with a large backlog (or a small one, by the slot) of which no batch runs."""
         heavy = slot == HEAVY_SLOT
         return [
             tenant

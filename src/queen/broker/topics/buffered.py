@@ -21,7 +21,7 @@ import asyncpg
 import msgspec
 
 from queen.broker.topics.batching import RequestBatcher
-from queen.broker.topics.context import OnFed
+from queen.broker.topics.context import OnItemsDue
 from queen.broker.topics.enqueue import Enqueuer
 from queen.errors import BadRequest, DatabaseUnavailable, Overloaded
 from queen.log.quotas import Quotas
@@ -327,12 +327,14 @@ class _TopicGone(Overloaded, TransactionConflict):
 class TopicRecords:
     """Stores records of the log as items. One call at a time: it has a connection of its own."""
 
-    def __init__(self, database: Database, catalog: TopicCatalog, failed: FailedRecords, on_fed: OnFed) -> None:
+    def __init__(
+        self, database: Database, catalog: TopicCatalog, failed: FailedRecords, on_items_due: OnItemsDue
+    ) -> None:
         """`failed` quarantines items that PostgreSQL refuses."""
         self._link = database.link()
         self._catalog = catalog
         self._failed = failed
-        self._on_fed = on_fed
+        self._on_items_due = on_items_due
         self._time = ServerTime()
         self.send_on: SendOn | None = None
         """With several shards: stores an item on the shard that its topic has moved to."""
@@ -347,12 +349,12 @@ class TopicRecords:
 
         await self._read_clock()
         try:
-            fed = await retry_transaction(attempt)
+            due = await retry_transaction(attempt)
         except _CONFLICTS:
             raise
         except asyncpg.PostgresError as error:
             raise RecordsRefused(str(error)) from error
-        self._on_fed(list(fed.items()))
+        self._on_items_due(list(due.items()))
 
     async def divert(self, span: Span, record: Record, error: RecordsRefused) -> None:
         """Find the refused items in halves; store the others in one transaction."""
@@ -367,7 +369,7 @@ class TopicRecords:
                 await advance(self._link, [span])
                 return await self._store_halves(batch)
 
-        self._on_fed(list((await retry_transaction(attempt)).items()))
+        self._on_items_due(list((await retry_transaction(attempt)).items()))
 
     async def forward(self, record: Record, error: RecordsRefused) -> bool:
         """Whether a quarantined record, of one item, is in PostgreSQL all the same, here or on another shard."""
@@ -388,6 +390,9 @@ class TopicRecords:
     def order_key(self, record: Record) -> Hashable:
         return record.block
 
+    def announce(self, records: Sequence[Record]) -> None:
+        self._on_items_due([(key, 0.0) for key in {key for record in records for key in _Batch(record).topics}])
+
     async def store_once(self, record: Record) -> None:
         """Store a record of one item that is in no file of this log, however often it is sent."""
         try:
@@ -396,7 +401,7 @@ class TopicRecords:
             log.debug("item %s was stored before", uuid.UUID(bytes=record.block))
 
     async def _store_halves(self, batch: _Batch) -> dict[TopicKey, float]:
-        fed: dict[TopicKey, float] = {}
+        due: dict[TopicKey, float] = {}
         refused: list[tuple[Record, str]] = []
         waiting = [batch.items]
         while waiting:
@@ -404,7 +409,7 @@ class TopicRecords:
             try:
                 async with self._link.transaction():
                     for key, seconds in (await self._store_items([(batch, some)])).items():
-                        fed[key] = min(seconds, fed.get(key, seconds))
+                        due[key] = min(seconds, due.get(key, seconds))
             except _CONFLICTS:
                 raise
             except asyncpg.PostgresError as error:
@@ -419,7 +424,7 @@ class TopicRecords:
         # Before the commit: after a crash in between they are quarantined again, under the same names.
         for alone, text in refused:
             await asyncio.to_thread(self._failed.add, alone, text)
-        return fed
+        return due
 
     async def _read_clock(self) -> None:
         if self._time.known:
@@ -462,13 +467,13 @@ class TopicRecords:
             for key in topics:
                 self._catalog.forget(key)
             raise _TopicGone(_GONE)
-        fed: dict[TopicKey, float] = {}
+        due: dict[TopicKey, float] = {}
         for at, (batch, some) in zip(accepted, parts, strict=True):
             for item in some:
                 key, seconds = batch.topics[item.topic], _seconds_until_due(item, at, row["at"])
-                if seconds < fed.get(key, math.inf):
-                    fed[key] = seconds
-        return fed
+                if seconds < due.get(key, math.inf):
+                    due[key] = seconds
+        return due
 
 
 _GONE: Final = "topics are deleted while items are stored in them; nothing was stored"

@@ -12,7 +12,7 @@ from queen.metrics.meter import Meter
 from queen.storage.database import Database
 from queen.wire.ids import IdSource
 
-OnFed: TypeAlias = Callable[[Sequence[tuple[TopicKey, float]]], None]
+OnItemsDue: TypeAlias = Callable[[Sequence[tuple[TopicKey, float]]], None]
 """Called with topics that have new or freed items, and in how many seconds the first of them is due."""
 
 
@@ -24,7 +24,7 @@ class TopicContext:
     catalog: TopicCatalog
     ids: IdSource
     meter: Meter
-    on_fed: OnFed
+    on_items_due: OnItemsDue
     on_leased: Callable[[float], None]
     """Called with the seconds of each lease that begins or is extended."""
     fair_share: FairShareMaker

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, M
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import asyncpg
 
@@ -81,6 +81,8 @@ class Dequeue:
     answer: asyncio.Future[Sequence[Row]]
     busy: bool = True
     expired: bool = False
+    missed: bool = False
+    """Its topic got items while a statement was leasing for it, which may not have seen them."""
     again: bool = False
     """There may be items for it: a statement leases no more than fit in memory."""
     looked_at: datetime = _NEVER
@@ -210,6 +212,25 @@ class WaitLists(Generic[K, RequestT]):
             self._on_available()
 
 
+class _Batch:
+    """Requests for which a statement is leasing, by topic."""
+
+    def __init__(self, requests: Sequence[Dequeue]) -> None:
+        self._by_key: dict[TopicKey, list[Dequeue]] = {}
+        for request in requests:
+            request.missed = False
+            self._by_key.setdefault(request.key, []).append(request)
+
+    def miss(self, key: TopicKey) -> None:
+        """A topic has items that this statement may not see."""
+        for request in self._by_key.get(key, ()):
+            request.missed = True
+
+    def miss_all(self) -> None:
+        for key in self._by_key:
+            self.miss(key)
+
+
 class Dequeuer:
     """Leases items in the order of service."""
 
@@ -231,26 +252,29 @@ class Dequeuer:
         self._most_bytes = context.most_bytes
         self.is_flooded: Callable[[], bool] = lambda: False
         """Whether so many answers wait to be read by clients that there is no memory for more."""
-        self._claiming: Counter[TopicKey] = Counter()
-        self._missed: set[TopicKey] = set()
+        self._running: list[_Batch] = []
         self._tasks = BackgroundTasks()
         self.batcher = self.make_batcher(self._serve)
 
     def dequeue(
         self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float
     ) -> asyncio.Future[Sequence[Row]]:
-        """Lease up to `limit` items; with `wait_seconds`, wait so long for the first of them."""
+        """Lease up to `limit` items; wait up to `wait_seconds` for the first of them."""
+        return self.begin(key, limit, lease_seconds, wait_seconds).answer
+
+    def begin(self, key: TopicKey, limit: int, lease_seconds: float | None, wait_seconds: float) -> Dequeue:
+        """The same, as a request that the caller can expire."""
         loop = asyncio.get_running_loop()
         request = Dequeue(key, limit, lease_seconds, wait_seconds > 0, loop.create_future())
         self.submit(request)
         if request.wait:
             request.timer = loop.call_later(wait_seconds, request.expire)
-        return request.answer
+        return request
 
-    def fed(self, key: TopicKey, seconds: float) -> None:
-        """A topic has items that are due in so many seconds."""
-        if key in self._claiming:
-            self._missed.add(key)
+    def items_due(self, key: TopicKey, seconds: float) -> None:
+        """A topic has items that are due in `seconds`."""
+        for batch in self._running:
+            batch.miss(key)
         if seconds > 0:
             self.waiting.wake_at(key, _due(seconds))
         else:
@@ -258,6 +282,8 @@ class Dequeuer:
 
     def wake_all(self) -> None:
         """Have every waiting request try again."""
+        for batch in self._running:
+            batch.miss_all()
         for key in self.waiting:
             self.waiting.wake(key)
 
@@ -276,13 +302,12 @@ class Dequeuer:
             if self.is_flooded():
                 raise Overloaded(FLOODED)
             # Another batch may run beside this one.
-            claiming = Counter(request.key for request in batch)
-            self._missed -= claiming.keys()
-            self._claiming += claiming
+            running = _Batch(batch)
+            self._running.append(running)
             try:
                 await serve(batch)
             finally:
-                self._claiming -= claiming
+                self._running.remove(running)
 
         return RequestBatcher(
             run,
@@ -364,16 +389,18 @@ class Dequeuer:
         return items
 
     async def remove_unacknowledged(
-        self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic], items: Sequence[Sequence[Row]]
+        self, requests: Sequence[Dequeue], topics: dict[TopicKey, Topic], items: Sequence[list[Any]]
     ) -> None:
-        """Remove items of `at_most_once` topics before they are delivered."""
-        rows = [
-            row
+        """Remove items of `at_most_once` topics before their delivery; those gone by then are not delivered."""
+        given = [
+            some
             for request, some in zip(requests, items, strict=True)
             if some and topics[request.key].at_most_once and not request.answer.done()
-            for row in some
         ]
-        await remove_leased(self._link, rows)
+        gone = await remove_leased(self._link, itertools.chain.from_iterable(given))
+        if gone:
+            for some in given:
+                some[:] = [row for row in some if row["id"] not in gone]
 
     def _hand_over(self, request: Dequeue, items: Sequence[Row], *, exists: bool) -> None:
         # Names that were made up are no metrics.
@@ -393,7 +420,7 @@ class Dequeuer:
         except (QueenError, asyncpg.PostgresError) as error:
             log.warning("%d undelivered items of topic %s/%s stay leased until expiry: %s", len(rows), *key, error)
             return
-        self.fed(key, 0.0)
+        self.items_due(key, 0.0)
 
     async def end_leases(self, rows: Sequence[Row]) -> None:
         """Make leased items ready again, as if they had not been leased."""
@@ -430,7 +457,7 @@ class Dequeuer:
         for key, row in next_due.items():
             if row["seconds"] is not None and row["seconds"] > 0:
                 self.waiting.wake_at(key, _due(row["seconds"]))
-        for key in looked.keys() & self._missed:
+        for key in {request.key for request in unserved if request.missed}:
             self.waiting.wake(key)
 
 
@@ -452,13 +479,15 @@ def service_order(row: Record) -> tuple[int, datetime, int]:
     return row["priority"], row["deliver_after"], row["id"]
 
 
-async def remove_leased(fetcher: Fetcher, rows: Iterable[Row]) -> None:
-    """Remove items that have just been leased, ordered by id as all locks are."""
+async def remove_leased(fetcher: Fetcher, rows: Iterable[Row]) -> set[int]:
+    """Remove items that have just been leased, ordered by id as all locks are; returns the ids of those not there."""
     ordered = sorted(rows, key=lambda row: int(row["id"]))
-    if ordered:
-        await fetcher.fetch(
-            "topic_ack",
-            [row["id"] for row in ordered],
-            [row["topic_id"] for row in ordered],
-            [row["lease_owner"] for row in ordered],
-        )
+    if not ordered:
+        return set()
+    removed = await fetcher.fetch(
+        "topic_ack",
+        [row["id"] for row in ordered],
+        [row["topic_id"] for row in ordered],
+        [row["lease_owner"] for row in ordered],
+    )
+    return {row["id"] for row in ordered} - {ordered[row["slot"] - 1]["id"] for row in removed}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from queen.broker.topics.batching import FairShare, FairShareMaker, Links, RequestBatcher
-from queen.broker.topics.context import OnFed
+from queen.broker.topics.context import OnItemsDue
 from queen.concurrency import BackgroundTasks
 from queen.errors import RedisUnavailable
 from queen.log.quotas import Quotas
@@ -78,7 +78,7 @@ class Enqueuer:
         ids: ItemIds,
         quotas: Quotas,
         keys: SeenKeys,
-        on_fed: OnFed,
+        on_items_due: OnItemsDue,
         meter: Meter,
         fair_share: FairShareMaker = FairShare,
     ) -> None:
@@ -87,7 +87,7 @@ class Enqueuer:
         self._store = TopicStore(catalog, ids)
         self._quotas = quotas
         self._keys = keys
-        self._on_fed = on_fed
+        self._on_items_due = on_items_due
         self._meter = meter
         self.batcher: RequestBatcher[Enqueue] = RequestBatcher(
             self._run,
@@ -133,5 +133,5 @@ class Enqueuer:
         """After the commit: count items, and wake waiting dequeues."""
         for key, count in stored.items.items():
             self._meter.topic_items("enqueued", *key, count)
-        if stored.fed:
-            self._on_fed(list(stored.fed.items()))
+        if stored.due:
+            self._on_items_due(list(stored.due.items()))

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
 _STUCK_SECONDS: Final = 5.0
-"""A file of another host whose position has not moved for so long, while copies of records behind it exist."""
+"""The log of another host is recovered when its position has not moved for this long although copies exist."""
 _BATCH: Final = 50
 
 

@@ -45,7 +45,7 @@ class TopicSet:
         """Whether a topic of its namespace is one of these."""
         return not self.names or key[1] in self.names
 
-    def fed(self, key: TopicKey, at: float, now: float) -> None:
+    def items_due(self, key: TopicKey, at: float, now: float) -> None:
         """A topic has items that are due at a time."""
         if at <= now:
             self._due_now.add(key)
@@ -56,7 +56,7 @@ class TopicSet:
             heapq.heappush(self._due, (at, key))
 
     def look(self, now: float) -> set[TopicKey]:
-        """The topics that may have due items; `changed` covers what is fed from now on."""
+        """The topics that may have due items; `changed` covers those that get items from now on."""
         while self._due and self._due[0][0] <= now:
             at, key = heapq.heappop(self._due)
             self._due_now.add(key)
@@ -66,7 +66,7 @@ class TopicSet:
         return set(self._due_now)
 
     def found_empty(self, keys: set[TopicKey]) -> None:
-        """Nothing was due in these at the last look; those fed since stay."""
+        """Nothing was due in these at the last look; those that got items since stay."""
         self._due_now -= keys - self._fed_since
 
     @property
@@ -138,15 +138,15 @@ class MultiTopicDequeuer:
             request.timer = loop.call_later(wait_seconds, request.expire)
         return request
 
-    def fed(self, key: TopicKey, seconds: float) -> None:
-        """A topic has items that are due in so many seconds."""
+    def items_due(self, key: TopicKey, seconds: float) -> None:
+        """A topic has items that are due in `seconds`."""
         topic_sets = self._topic_sets.get(key[0])
         if topic_sets is None:
             return
         now = asyncio.get_running_loop().time()
         for topic_set in topic_sets.values():
             if topic_set.covers(key):
-                topic_set.fed(key, now + seconds, now)
+                topic_set.items_due(key, now + seconds, now)
                 if seconds <= 0:
                     self.waiting.wake(topic_set)
                 else:
@@ -157,8 +157,9 @@ class MultiTopicDequeuer:
         now = asyncio.get_running_loop().time()
         for namespace, topic_sets in list(self._topic_sets.items()):
             for names, topic_set in list(topic_sets.items()):
+                # Also one that is being searched for, or served: that may have begun before.
+                topic_set.scanned_at = None
                 if topic_set in self.waiting:
-                    topic_set.scanned_at = None
                     self.waiting.wake(topic_set)
                 elif now - topic_set.used_at > _IDLE_SECONDS:
                     del topic_sets[names]
@@ -208,12 +209,17 @@ class MultiTopicDequeuer:
     async def _scan(self, topic_set: TopicSet) -> None:
         """Find the topics with ready items in PostgreSQL."""
         loop = asyncio.get_running_loop()
-        rows = await self._link.fetch(
-            "topic_due", topic_set.namespace, sorted(topic_set.names) if topic_set.names else None
-        )
-        now = topic_set.scanned_at = loop.time()
+        topic_set.scanned_at = loop.time()
+        try:
+            rows = await self._link.fetch(
+                "topic_due", topic_set.namespace, sorted(topic_set.names) if topic_set.names else None
+            )
+        except BaseException:
+            topic_set.scanned_at = None
+            raise
+        now = loop.time()
         for row in rows:
-            topic_set.fed((topic_set.namespace, row["name"]), now + row["seconds"], now)
+            topic_set.items_due((topic_set.namespace, row["name"]), now + row["seconds"], now)
 
     async def _claim(
         self, topic_set: TopicSet, requests: Sequence[MultiTopicDequeue], wanted: int
@@ -266,7 +272,7 @@ class MultiTopicDequeuer:
             if row["seconds"] is not None:
                 now = loop.time()
                 # A millisecond later, as PostgreSQL's clock is finer than timers are.
-                topic_set.fed(by_id[row["topic_id"]], now + max(0.0, row["seconds"]) + 0.001, now)
+                topic_set.items_due(by_id[row["topic_id"]], now + max(0.0, row["seconds"]) + 0.001, now)
 
     async def _hand_over(
         self,
@@ -291,7 +297,8 @@ class MultiTopicDequeuer:
                     self.waiting.park(topic_set, request)
                     self._wake_when_due(topic_set)
                 continue
-            await self._remove_unacknowledged(rows, topics)
+            gone = await remove_leased(self._link, (row for row in rows if topics[row["topic_id"]].at_most_once))
+            rows[:] = [row for row in rows if row["id"] not in gone]
             request.topics = {id: topic.name for id, topic in topics.items()}
             counts = {
                 topics[topic_id].key: count for topic_id, count in Counter(row["topic_id"] for row in rows).items()
@@ -305,12 +312,8 @@ class MultiTopicDequeuer:
         leases = ((row["leased_until"] - row["updated_at"]).total_seconds() for rows in items for row in rows)
         for seconds in {round(lease, 2) for lease in leases}:
             self._on_leased(seconds)
-        if topic_set.changed:
+        if topic_set.changed or topic_set.scanned_at is None:
             self.waiting.wake(topic_set)
-
-    async def _remove_unacknowledged(self, rows: Sequence[Record], topics: dict[int, Topic]) -> None:
-        """Remove items of `at_most_once` topics before they are delivered."""
-        await remove_leased(self._link, (row for row in rows if topics[row["topic_id"]].at_most_once))
 
     async def _give_back(self, rows: Sequence[Record], topics: dict[int, Topic]) -> None:
         """End the leases of items whose client disconnected."""

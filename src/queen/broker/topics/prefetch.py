@@ -163,7 +163,7 @@ class PrefetchBuffers:
         await self._end(buffer, 0, await self._prefetch(buffer, turn, count) if count > 0 else [])
 
     async def recall(self, topic: Topic, token: str, barred_seconds: float) -> None:
-        """Close a buffer: its items are ready as before. The topic gets no other one for so many seconds."""
+        """Close a buffer: its items are ready as before. The topic gets no other one for `barred_seconds`."""
         buffer = self.by_topic.get(topic.id)
         if buffer is not None and buffer.token == token:
             del self.by_topic[topic.id]
@@ -220,7 +220,7 @@ class PrefetchBuffers:
             given = self._first(items, wanted)
             rows = await self._hand_out(buffer, turn, asked, given, checked=False)
         await self._end(buffer, len(turn.items), items[len(given) :])
-        return await self._deal(buffer, asked, given, rows), len(given) < min(wanted, len(items))
+        return await self._deal(asked, given, rows), len(given) < min(wanted, len(items))
 
     def _first(self, items: Sequence[ReadyItem], wanted: int) -> Sequence[ReadyItem]:
         """As many of the first items as were asked for, and fit in memory with their payloads; at least one."""
@@ -232,7 +232,7 @@ class PrefetchBuffers:
         return items[:wanted]
 
     def _room(self, count: int) -> int:
-        """How many of so many items can be leased ahead, as far as there is memory for them."""
+        """How many of `count` items can be leased ahead, as far as there is memory for them."""
         return min(count, (self._most_bytes - self._queue.nbytes - self._filling) // (2 * _LARGEST_COPIED))
 
     async def _begin(self, buffer: PrefetchBuffer, limit: int) -> FillTurn:
@@ -319,11 +319,7 @@ class PrefetchBuffers:
         raise NotBuffered
 
     async def _deal(
-        self,
-        buffer: PrefetchBuffer,
-        asked: Sequence[PrefetchRequest],
-        items: Sequence[ReadyItem],
-        rows: Sequence[Record],
+        self, asked: Sequence[PrefetchRequest], items: Sequence[ReadyItem], rows: Sequence[Record]
     ) -> list[list[ReadyItem]]:
         """The leased items of each request, without those past their `ttl`."""
         leases = {row["owner"]: (row["leased_until"], row["handed_at"]) for row in rows}

@@ -13,6 +13,7 @@ from typing import Final
 
 import asyncpg
 
+from queen.broker.answer_size import Answers
 from queen.broker.topics.admin import TopicAdmin
 from queen.broker.topics.batching import RequestBatcher
 from queen.broker.topics.context import TopicContext
@@ -71,7 +72,7 @@ class Prefetcher:
         if buffer is not None and buffer.depth <= self._buffers.size // 2 and not buffer.dry:
             self._spawn(topic_id, self._fill(buffer))
 
-    def fed(self, topic_id: int) -> None:
+    def items_due(self, topic_id: int) -> None:
         """A topic has new items."""
         buffer = self._buffers.by_topic.get(topic_id)
         if buffer is not None:
@@ -158,11 +159,11 @@ class PrefetchingDequeuer(Dequeuer):
         self._buffered_batchers: dict[TopicKey, RequestBatcher[Dequeue]] = {}
         self._prefetcher = Prefetcher(buffers)
 
-    def fed(self, key: TopicKey, seconds: float) -> None:
+    def items_due(self, key: TopicKey, seconds: float) -> None:
         topic = self._catalog.cached(key)
         if topic is not None:
-            self._prefetcher.fed(topic.id)
-        super().fed(key, seconds)
+            self._prefetcher.items_due(topic.id)
+        super().items_due(key, seconds)
 
     def submit(self, request: Dequeue) -> None:
         topic = self._catalog.cached(request.key)
@@ -282,8 +283,9 @@ class PrefetchingAdmin(TopicAdmin):
         catalog: TopicCatalog,
         on_changed: Callable[[TopicKey], None],
         buffers: PrefetchBuffers,
+        answers: Answers,
     ) -> None:
-        super().__init__(database, catalog, on_changed)
+        super().__init__(database, catalog, on_changed, answers)
         self._buffers = buffers
 
     async def pause(self, key: TopicKey, paused: bool) -> bool:

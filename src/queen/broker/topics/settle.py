@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, TypeVar
 import asyncpg
 
 from queen.broker.topics.batching import Links, RequestBatcher
-from queen.broker.topics.context import OnFed, TopicContext
+from queen.broker.topics.context import OnItemsDue, TopicContext
 from queen.concurrency import BackgroundTask
 from queen.errors import QueenError
 from queen.log.topics import TopicCatalog, TopicKey, lock_keys
@@ -41,7 +41,7 @@ class Settlement(Generic[Ref, R]):
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """The outcome of a nack: a dead letter, or ready again after so many seconds."""
+    """The outcome of a nack: a dead letter, or ready again after some seconds."""
 
     dead: bool
     seconds: float
@@ -114,7 +114,7 @@ class Settler:
 
     def __init__(self, context: TopicContext) -> None:
         self._catalog = context.catalog
-        self._on_fed = context.on_fed
+        self._on_items_due = context.on_items_due
         self._on_leased = context.on_leased
         self._meter = context.meter
         self._links = Links(context.database)
@@ -148,7 +148,7 @@ class Settler:
         return _submit(self._releases, refs)
 
     async def set_lease(self, refs: Sequence[ItemRef], seconds: Sequence[float]) -> list[bool | None]:
-        """Have leases expire so many seconds from now, sooner or later than they would."""
+        """Have leases expire `seconds` from now, sooner or later than they would."""
         wanted = {id(ref): lasting for ref, lasting in zip(refs, seconds, strict=True)}
         places = await self.places_to_change(refs)
         outcomes: list[bool | None] = [None] * len(refs)
@@ -176,22 +176,23 @@ class Settler:
         places = await self.places_to_change(_refs(batch))
         outcomes: dict[int, Nacked] = {}
         dead: list[ItemRef] = []
-        fed: dict[TopicKey, float] = {}
+        due: dict[TopicKey, float] = {}
         if places:
             errors = [_error_text(place.ref.error) for place in places]
-            for row in await self._links.fetch("topic_nack", _locks(places), *_columns(places), errors):
+            at_once = [place.ref.dlq for place in places]
+            for row in await self._links.fetch("topic_nack", _locks(places), *_columns(places), errors, at_once):
                 place, seconds = places[row["slot"] - 1], row["seconds"]
                 outcomes[place.index] = Nacked(row["dead"], seconds)
                 if row["dead"]:
                     dead.append(place.ref)
                 else:
                     key = (place.ref.namespace, place.ref.topic)
-                    fed[key] = min(fed.get(key, seconds), seconds)
+                    due[key] = min(due.get(key, seconds), seconds)
         self._count("nacked", [place.ref for place in places if place.index in outcomes])
         self._count("dead", dead)
         _answer(batch, outcomes)
-        if fed:
-            self._on_fed(list(fed.items()))
+        if due:
+            self._on_items_due(list(due.items()))
 
     async def _run_extensions(self, batch: list[Settlement[ExtendRef, datetime]]) -> None:
         places = await self.places_to_change(_refs(batch))
@@ -216,7 +217,7 @@ class Settler:
             released = [places[row["slot"] - 1] for row in rows]
         _answer(batch, {place.index: True for place in released})
         if released:
-            self._on_fed([(key, 0.0) for key in {(place.ref.namespace, place.ref.topic) for place in released}])
+            self._on_items_due([(key, 0.0) for key in {(place.ref.namespace, place.ref.topic) for place in released}])
 
     def _count(self, done: str, refs: Sequence[ItemRef]) -> None:
         for key, items in Counter((ref.namespace, ref.topic) for ref in refs).items():
@@ -273,11 +274,11 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class LeaseExpiry:
-    """Frees items whose leases expired: when one of this worker may have, and now and then those of dead workers."""
+    """Frees items whose leases expired: of this worker when one is due, of dead workers now and then."""
 
-    def __init__(self, database: Database, on_fed: OnFed) -> None:
+    def __init__(self, database: Database, on_items_due: OnItemsDue) -> None:
         self._link = database.link()
-        self._on_fed = on_fed
+        self._on_items_due = on_items_due
         self._due: list[float] = []
         self._known: set[float] = set()
         self._searched_to = _EPOCH
@@ -292,7 +293,7 @@ class LeaseExpiry:
         await self._background.stop()
 
     def note(self, seconds: float) -> None:
-        """A lease that has just begun, or was extended, lasts so long."""
+        """A lease that has just begun, or was extended, lasts `seconds`."""
         grain = _GRAIN_SECONDS if seconds <= _LONG_LEASE_SECONDS else _COARSE_GRAIN_SECONDS
         at = math.ceil((asyncio.get_running_loop().time() + seconds) / grain) * grain
         if at in self._known:
@@ -313,7 +314,7 @@ class LeaseExpiry:
             if row["ids"]:
                 locks = lock_keys(row["topic_ids"])
                 topics = await self._link.fetch("topic_expire_leases", locks, sorted(row["ids"]), LEASE_EXPIRED)
-                self._on_fed([((topic["namespace"], topic["topic"]), 0.0) for topic in topics])
+                self._on_items_due([((topic["namespace"], topic["topic"]), 0.0) for topic in topics])
             if len(row["ids"] or ()) < _BATCH:
                 self._searched_to = row["at"]
                 return

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from queen.broker.topics.batching import HEAVY_SLOT, LIGHT_SLOT, FairShare
+from queen.files import share, try_lock
 from queen.metrics.meter import clock
-from queen.shared_memory import share
 
 _WINDOW_SECONDS: Final = 0.1
 _LEAST_SAMPLES: Final = 5
@@ -37,7 +37,7 @@ _MOST_TIMES_QUIET: Final = 1.5
 _RECENT_SECONDS: Final = 1.0
 _RETRY_SECONDS: Final = 0.002
 _LONGEST_WAIT: Final = 1.0
-"""After so long the holder of the mutex is taken for stopped."""
+"""After this time the holder of the mutex is considered stopped."""
 _THROTTLED_SHARE: Final = 100
 """Items of a throttled tenant in one batch: so few that others find a gap soon."""
 
@@ -85,7 +85,7 @@ class TenantThrottle:
         return ThrottledFairShare(self, tenant, weigh, limit=limit, share=share)
 
     def served(self, tenants: Iterable[str], seconds: float) -> None:
-        """Light tenants were served after so many seconds."""
+        """Light tenants were served after `seconds`."""
         now = self._clock()
         for tenant in tenants:
             mark = _mark(tenant)
@@ -268,13 +268,7 @@ class _HostMutex:
         return not any(other < since and now - other < _LONGEST_WAIT for other in self._waiting if other)
 
     def _lock(self) -> bool:
-        if self._file is None:
-            return True
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        return self._file is None or try_lock(self._file)
 
     def _want(self, since: float) -> None:
         if since != self._since:

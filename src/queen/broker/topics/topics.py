@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import asyncpg
 
-from queen.broker.events import Event, EventKind, named, signal, topic_fed
+from queen.broker.answer_size import Answers
+from queen.broker.events import Event, EventKind, named, signal, topic_due
 from queen.broker.topics.admin import TopicAdmin, TopicDeadLetters
 from queen.broker.topics.batching import FairShare
 from queen.broker.topics.buffered import SYNC, SendOn, TopicBuffer, TopicRecords, TopicWriter, WriteModes
@@ -47,14 +48,14 @@ log = logging.getLogger(__name__)
 
 TOPIC_EVENTS: Final = frozenset(
     {
-        EventKind.TOPIC_FED,
+        EventKind.TOPIC_DUE,
         EventKind.TOPIC_CHANGED,
         EventKind.QUOTAS_CHANGED,
         EventKind.TOPIC_MODES_CHANGED,
         EventKind.TOPICS_BUFFERED,
     }
 )
-BETWEEN_NAMES: Final = "\n"
+NAME_SEPARATOR: Final = "\n"
 """Between the namespace and the topic of an event: names hold no control characters."""
 _POLLS_PER_FULL_SEARCH: Final = 12
 # Of the drainer of buffered items.
@@ -79,6 +80,7 @@ class Topics:
         wal: Spool,
         shard: int,
         runtime_dir: Path,
+        answers: Answers,
     ) -> None:
         """`send` notifies the other workers; `wal` is the log of this host for buffered namespaces."""
         self._database = database
@@ -103,15 +105,16 @@ class Topics:
         self._item_ids = ItemIds(database, node + worker_id if node >= 0 else None)
         fair_share = self.throttle.fair_share if self.throttle is not None else FairShare
         self.enqueuer = Enqueuer(
-            database, self.catalog, self._item_ids, self.quotas, self._keys, self._fed, meter, fair_share
+            database, self.catalog, self._item_ids, self.quotas, self._keys, self._items_due, meter, fair_share
         )
         self.transaction_ops = TopicTransactionOps(self.catalog, self.enqueuer, self.quotas)
-        self.dead_letters = TopicDeadLetters(database, self.catalog, self._fed)
+        self._answers = answers
+        self.dead_letters = TopicDeadLetters(database, self.catalog, self._items_due, self._answers)
         self.heads = Heads(database)
         self._compose(
             settings,
             TopicContext(
-                database, self.catalog, ids, meter, self._fed, self._leased, fair_share, settings.answer_bytes
+                database, self.catalog, ids, meter, self._items_due, self._leased, fair_share, settings.answer_bytes
             ),
         )
         self.wal = wal
@@ -142,11 +145,11 @@ class Topics:
         self._lease_daemon: LeaseDaemon | None = None
         database, catalog = context.database, context.catalog
         if not _prefetches(settings):
-            self.expiry = LeaseExpiry(database, self._fed)
+            self.expiry = LeaseExpiry(database, self._items_due)
             self.settler = Settler(context)
             self.dequeuer = Dequeuer(context, self.heads)
             self.multi_dequeuer = MultiTopicDequeuer(context, self.heads, self.settler, self._poll_seconds)
-            self.admin = TopicAdmin(database, catalog, self._changed)
+            self.admin = TopicAdmin(database, catalog, self._changed, self._answers)
             return
         from queen.broker.topics import prefetch, prefetching
 
@@ -157,16 +160,16 @@ class Topics:
             shared=self.redis is not None,
             size=settings.topic_ready_items,
             most_bytes=context.most_bytes,
-            on_freed=lambda topic: self._fed([(topic.key, 0.0)]),
+            on_freed=lambda topic: self._items_due([(topic.key, 0.0)]),
         )
         self._lease_daemon = prefetching.LeaseDaemon(database, catalog, buffers)
-        self.expiry = prefetching.PrefetchingExpiry(database, self._fed)
+        self.expiry = prefetching.PrefetchingExpiry(database, self._items_due)
         self.settler = prefetching.PrefetchingSettler(context, buffers)
         self.dequeuer = prefetching.PrefetchingDequeuer(context, self.heads, buffers)
         self.multi_dequeuer = prefetching.PrefetchingMultiDequeuer(
             context, self.heads, self.settler, self._poll_seconds, buffers
         )
-        self.admin = prefetching.PrefetchingAdmin(database, catalog, self._changed, buffers)
+        self.admin = prefetching.PrefetchingAdmin(database, catalog, self._changed, buffers, self._answers)
 
     def _copy_log(self, redis: RedisLink, shard: int) -> LogRecovery:
         """Copy the log of buffered items to Redis, and recover those of other hosts from there."""
@@ -181,7 +184,7 @@ class Topics:
         return LogRecovery(self.wal, stored, self.drainer.positions, self._topic_records(), availability)
 
     def _topic_records(self) -> TopicRecords:
-        return TopicRecords(self._database, self.catalog, self.wal.failed, self._fed)
+        return TopicRecords(self._database, self.catalog, self.wal.failed, self._items_due)
 
     async def start(self) -> None:
         if self.redis is not None:
@@ -255,8 +258,8 @@ class Topics:
 
     def handle(self, event: Event) -> None:
         """Apply a notification of another worker."""
-        namespace, _, name = event[5].partition(BETWEEN_NAMES)
-        if event[0] == EventKind.TOPIC_FED:
+        namespace, _, name = event[5].partition(NAME_SEPARATOR)
+        if event[0] == EventKind.TOPIC_DUE:
             self._wake((namespace, name), event[4] / 1000)
         elif event[0] == EventKind.TOPIC_CHANGED:
             self.catalog.forget((namespace, name))
@@ -278,19 +281,19 @@ class Topics:
     def _leased(self, seconds: float) -> None:
         self.expiry.note(seconds)
 
-    def _fed(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
+    def _items_due(self, topics: Sequence[tuple[TopicKey, float]]) -> None:
         for key, seconds in topics:
             self._wake(key, seconds)
-        self._send([topic_fed(BETWEEN_NAMES.join(key), seconds) for key, seconds in topics])
+        self._send([topic_due(NAME_SEPARATOR.join(key), seconds) for key, seconds in topics])
 
     def _wake(self, key: TopicKey, seconds: float) -> None:
-        self.dequeuer.fed(key, seconds)
-        self.multi_dequeuer.fed(key, seconds)
+        self.dequeuer.items_due(key, seconds)
+        self.multi_dequeuer.items_due(key, seconds)
 
     def _changed(self, key: TopicKey) -> None:
         self.catalog.forget(key)
         self._wake(key, 0.0)
-        self._publish(named(EventKind.TOPIC_CHANGED, BETWEEN_NAMES.join(key)))
+        self._publish(named(EventKind.TOPIC_CHANGED, NAME_SEPARATOR.join(key)))
 
     def _publish(self, event: Event) -> None:
         self.on_change(event)

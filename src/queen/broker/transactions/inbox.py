@@ -42,12 +42,12 @@ _FEW_ROWS: Final = 16
 _NAP_SECONDS: Final = 0.005
 _LONG_NAP_SECONDS: Final = 0.015
 """A worker that is awake lets rows gather before it looks again: briefly where the last look found few, not at all
-where it found enough. In between a batch costs more than its rows do: fewer of them leave the CPU to those who push."""
+where it found enough. In between, a batch costs more than its rows: fewer batches leave the CPU to pushes."""
 _LINGER_SECONDS: Final = 0.05
 """How long a worker polls without finding rows before it is notified again."""
 _BUSY_TRANSACTIONS: Final = 3
 _BUSY_SECONDS: Final = 0.1
-"""So many transactions in so much time, each with a notification, are too many: the worker polls."""
+"""A worker that sees this number of transactions in this time, each with a notification, polls instead."""
 _WRITER_NAPS: Final = (0.005, 0.05)
 _SWEEP_SECONDS: Final = 30.0
 _BETWEEN_TERMS: Final = 1.0
@@ -66,7 +66,7 @@ _CONFLICTS: tuple[type[BaseException], ...] = (
 
 
 class _Snapshot(NamedTuple):
-    """A moment in the life of PostgreSQL: no transaction from `end` on was over, and none of those `running`."""
+    """A snapshot of PostgreSQL: transactions from `end` on had not ended, and neither had those `running`."""
 
     oldest: int
     end: int
@@ -135,7 +135,7 @@ class InboxDrainer:
             except DatabaseUnavailable as error:
                 log.warning("connection with the lock of the inbox was lost; another worker takes over: %s", error)
             except BUSY_ERRORS as error:
-                log.warning("inbox: append failed (%s); it is tried again", error)
+                log.warning("inbox: append failed, retrying: %s", error)
             except Exception:
                 log.exception("inbox: append failed; retrying")
             finally:

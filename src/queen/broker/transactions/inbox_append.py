@@ -6,8 +6,9 @@ must not vanish: it becomes a dead letter, with the reason, in the same transact
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol, TypeAlias
@@ -34,6 +35,8 @@ _SLOW_SECONDS: Final = 60.0
 """What waited for longer is checked against a window that reaches further back, as if it had been pushed then."""
 _PLACES: Final = 1 << 20
 """More than a row holds messages."""
+_BEFORE_ALL: Final = -(1 << 62)
+"""Dead letters that never had an offset count from here, so that they are retried in the order of their pushes."""
 
 _Dead: TypeAlias = tuple[EnqueueItem, str]
 """An item, and why it was refused."""
@@ -133,15 +136,26 @@ class InboxAppender:
             self._pusher.settle_batches(appended.batches, appended.times)
         self._topics.transaction_ops.settle(appended.items)
 
-    async def append_messages(self, fetcher: Fetcher, rows: Sequence[InboxRow], appended: Appended) -> None:
-        """Append messages alone, and note in `appended` what came of them."""
+    async def append_messages(
+        self,
+        fetcher: Fetcher,
+        rows: Sequence[InboxRow],
+        appended: Appended,
+        producer_of: Callable[[InboxRow], str | None] = lambda row: None,
+    ) -> None:
+        """Append messages alone, and note in `appended` what came of them.
+
+        Rows that were written by SQL have no token that says who their producer is.
+        """
         if not rows:
             return
         by_target: dict[Target, list[InboxRow]] = {}
         for row in rows:
             by_target.setdefault((row["queue"], row["partition"]), []).append(row)
         slices = [
-            PushSlice(StageSender(), target, self._messages(target, own), None) for target, own in by_target.items()
+            PushSlice(StageSender(producer), target, self._messages(target, list(some)), None)
+            for target, own in by_target.items()
+            for producer, some in itertools.groupby(own, producer_of)
         ]
         for slice_ in slices:
             check_items(slice_.items)
@@ -159,7 +173,7 @@ class InboxAppender:
                 continue
             appended.duplicates += batch.outcomes.count(ItemOutcome.DUPLICATE)
             if ItemOutcome.REFUSED in batch.outcomes:
-                appended.dead += await self._dead_letter(fetcher, batch, by_target[batch.slices[0].target])
+                appended.dead += await self._dead_letter(fetcher, batch, by_target[batch.slices[0].target], producer_of)
 
     def _messages(self, target: Target, rows: Sequence[InboxRow]) -> list[PushItem]:
         items: list[PushItem] = []
@@ -195,7 +209,13 @@ class InboxAppender:
         if encrypted:
             raise QueuesHeld(encrypted, 30.0, "encrypted queue, and the server has no QUEEN_ENCRYPTION_KEY")
 
-    async def _dead_letter(self, fetcher: Fetcher, batch: AppendBatch, rows: Sequence[InboxRow]) -> int:
+    async def _dead_letter(
+        self,
+        fetcher: Fetcher,
+        batch: AppendBatch,
+        rows: Sequence[InboxRow],
+        producer_of: Callable[[InboxRow], str | None],
+    ) -> int:
         """Keep messages that do not fit their queue as its dead letters; they have no offset, so theirs is negative."""
         assert batch.outcomes is not None
         group_id = await self._catalog.group(QUEUE_MODE)
@@ -204,12 +224,12 @@ class InboxAppender:
             (
                 queue.id,
                 partition.id,
-                -1 - row["id"] * _PLACES - index,
+                _BEFORE_ALL + row["id"] * _PLACES + index,
                 group_id,
                 self._ids.uuid(),
                 item.transaction_id,
                 item.trace_id or None,
-                None,
+                producer_of(row),
                 self._envelope.seal(bytes(item.payload), encrypt=encrypt),
                 batch.refusal,
                 0,

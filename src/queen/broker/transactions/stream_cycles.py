@@ -26,7 +26,7 @@ from queen.storage.database import Database, Transaction, TransactionRefused, re
 from queen.wire.api.messages.messaging import PushResult
 from queen.wire.api.resources.streams import Cycle, CycleAck, StreamAckResult, StreamCycleResult, window_end
 from queen.wire.envelope import Envelope
-from queen.wire.ids import is_uuid, parse_partition_uuid
+from queen.wire.ids import is_uuid, partition_number
 
 
 class StateConflict(TransactionRefused):
@@ -99,11 +99,10 @@ class StreamCycles:
         query = await self._queries.internal_id(cycle.query_id)
         if query is None and cycle.state:
             raise TransactionRefused(f"Query not found: {cycle.query_id}; register it first")
-        place = parse_partition_uuid(cycle.partition_id)
-        found = await self._catalog.partitions_by_id([place[1]]) if place and place[0] == self._catalog.shard else {}
-        if place is None or place[1] not in found:
+        partition_id = partition_number(cycle.partition_id)
+        partition = (await self._catalog.partitions_by_id([partition_id])).get(partition_id)
+        if partition is None:
             raise TransactionRefused(NOT_FOUND if cycle.ack else f"Partition not found: {cycle.partition_id}")
-        partition = found[place[1]]
         queue = await self._catalog.queue_of(partition)
         if cycle.state and queue is not None and queue.encryption_enabled and not self._envelope.can_encrypt:
             raise TransactionRefused(f"queue {queue.name!r} is encrypted and the server has no QUEEN_ENCRYPTION_KEY")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from queen.broker.answer_size import Answers, AnswerSize
 from queen.errors import BadRequest, Conflict
 from queen.log.catalog import Catalog
 from queen.storage.database import Database, Record, can_be_stored
@@ -41,7 +42,8 @@ class HashMismatch(Conflict):
 class StreamQueries:
     """The queries of one shard."""
 
-    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope) -> None:
+    def __init__(self, database: Database, catalog: Catalog, envelope: Envelope, answers: Answers) -> None:
+        self._answers = answers
         self._database = database
         self._catalog = catalog
         self._envelope = envelope
@@ -72,7 +74,7 @@ class StreamQueries:
             registration.config_hash,
             bool(added),
             reset,
-            [StreamPartition(partition_uuid(self._catalog.shard, row["id"]), row["name"]) for row in partitions],
+            [StreamPartition(partition_uuid(row["id"]), row["name"]) for row in partitions],
         )
 
     async def delete(self, name: str) -> int | None:
@@ -116,13 +118,19 @@ class StreamQueries:
         return known
 
     async def state(self, asked: StateQuery) -> StreamState:
-        """The rows that are asked for, by key; with a limit, `more` says whether it cut them off."""
+        """The rows that are asked for, by key; with a limit, `more` says whether it, or their size, cut them off.
+
+        Raises `TooLarge` where they are too large without one.
+        """
+        return await self._answers.make(lambda new_size: self._state(asked, new_size()))
+
+    async def _state(self, asked: StateQuery, size: AnswerSize) -> StreamState:
         for value, name in ((asked.query_id, "query_id"), (asked.partition_id, "partition_id")):
             if not is_uuid(value):
                 raise BadRequest(f"{name} must be a UUID")
         query = await self.internal_id(asked.query_id)
-        place = parse_partition_uuid(asked.partition_id)
-        if query is None or place is None or place[0] != self._catalog.shard:
+        partition = parse_partition_uuid(asked.partition_id)
+        if query is None or partition is None:
             return StreamState(True, [])
         limit = min(asked.limit or MOST_ROWS, MOST_ROWS)
         if not all(can_be_stored(text) for text in (asked.key_prefix or "", asked.after or "")):
@@ -130,28 +138,39 @@ class StreamQueries:
         rows = await self._database.fetch(
             "stream_state",
             query,
-            place[1],
+            partition,
             [key for key in asked.keys if can_be_stored(key)] if asked.keys is not None else None,
             asked.key_prefix,
             after_prefix(asked.key_prefix) if asked.key_prefix is not None else None,
             asked.ripe_at_or_before,
             asked.after,
             limit + 1,
+            size.most,
         )
         if asked.limit is None and len(rows) > limit:
             raise BadRequest(
                 f"the state of this query on this partition has more than {limit} rows:"
                 " ask for keys or a key_prefix, or for pages with limit and after"
             )
-        more = len(rows) > limit if asked.limit is not None else msgspec.UNSET
-        return StreamState(True, [self._render(row) for row in rows[:limit]], more)
+        found: list[StateRow] = []
+        for row in rows[:limit]:
+            opened = self._value(row)
+            if opened is None or not size.fits(len(opened)):
+                if asked.limit is None:
+                    raise size.exceeded
+                break
+            found.append(StateRow(row["key"], msgspec.Raw(opened), row["updated_at"].isoformat(), row["version"]))
+        more = len(rows) > len(found) if asked.limit is not None else msgspec.UNSET
+        return StreamState(True, found, more)
 
-    def _render(self, row: Record) -> StateRow:
+    def _value(self, row: Record) -> bytes | None:
+        """What a row holds; None where that was left out."""
+        if row["value"] is None:
+            return None
         try:
-            value = self._envelope.open(row["value"])
+            return self._envelope.open(row["value"])
         except EnvelopeError as error:
             raise Conflict(f"the state of key {row['key']!r} cannot be read: {error}") from error
-        return StateRow(row["key"], msgspec.Raw(value), row["updated_at"].isoformat(), row["version"])
 
 
 def after_prefix(prefix: str) -> str | None:

@@ -1,7 +1,7 @@
 """Firing timers: those that are due are removed, and their messages appended, in one transaction.
 
 Every worker fires at the times of the timers that it scheduled itself; the one that runs the background jobs looks for
-for all others, such as those of ended workers, every second while there are any. The first of them takes a timer.
+all others, such as those of ended workers, every second while there are any. The first of them takes a timer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_SECONDS: Final = 1.0
 _IDLE_POLL_SECONDS: Final = 5.0
 """While there are no timers."""
 _MOST_ALARMS: Final = 10_000
-"""Timers beyond so many of one worker are left to the poll."""
+"""Beyond this number of its own timers a worker leaves them to the poll."""
 _PAUSE_SECONDS: Final = 1.0
 """After PostgreSQL was unavailable."""
 
@@ -92,7 +92,7 @@ class TimerFiring:
                 log.debug("timers wait for PostgreSQL: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except Overloaded as error:
-                log.warning("timers could not be fired (%s); tried again", error)
+                log.warning("timers could not be fired, retrying: %s", error)
                 await asyncio.sleep(_PAUSE_SECONDS)
             except Exception:
                 log.exception("timers could not be fired; retrying")
@@ -178,7 +178,8 @@ class TimerFiring:
 
     async def _append(self, transaction: Transaction, timers: Sequence[Record]) -> Appended:
         appended = Appended()
-        await self._appender.append_messages(transaction, [self._inbox_row(one) for one in timers], appended)
+        rows = [self._inbox_row(one) for one in timers]
+        await self._appender.append_messages(transaction, rows, appended, lambda row: row["producer_sub"])
         return appended
 
     def _inbox_row(self, timer: Record) -> dict[str, Any]:
@@ -190,6 +191,7 @@ class TimerFiring:
             "transaction_ids": [timer["transaction_id"]],
             "trace_id": None,
             "pushed_at": timer["deliver_at"],
+            "producer_sub": timer["producer_sub"],
             "body": b"[%b]" % self._envelope.open(timer["body"]),
         }
 

@@ -110,7 +110,7 @@ class Transactions:
         async with self._database.transaction() as transaction:
             # First, because all who lock keys and cursors lock keys first.
             kv = await self._key_values.run_in(transaction, riders, first)
-            timed = await self._timers.run_in(transaction, timers, first + len(riders))
+            timed = await self._timers.run_in(transaction, timers, subject, first + len(riders))
             decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
             stored = await self._pusher.store_in(transaction, items, subject)
             await self._topics.ack_in(transaction, refs)
@@ -126,12 +126,12 @@ class Transactions:
     async def _places(self, acks: Sequence[AckOperation]) -> list[CursorKey]:
         places = []
         for ack in acks:
-            place = parse_partition_uuid(ack.partition_id)
-            if place is None or place[0] != self._catalog.shard:
+            partition = parse_partition_uuid(ack.partition_id)
+            if partition is None:
                 raise TransactionRefused(f"ACK operation failed: {NOT_FOUND}")
             if ack.lease_id and not is_uuid(ack.lease_id):
                 raise TransactionRefused(f"ACK operation failed: {INVALID_LEASE}")
-            places.append((place[1], await self._catalog.group_on(ack.group or QUEUE_MODE, [place[1]])))
+            places.append((partition, await self._catalog.group_on(ack.group or QUEUE_MODE, [partition])))
         return places
 
     async def _ack(

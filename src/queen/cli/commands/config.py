@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import os
 import sys
 import urllib.error
 import urllib.request
@@ -15,14 +14,14 @@ import msgspec
 import typer
 
 from queen.cli.common.contexts import forget_token, store_token
-from queen.cli.common.exits import AuthFailed, ServerFailed, UserError
+from queen.cli.common.exits import AuthFailed, ServerFailed, UserError, connection_failure
 from queen.cli.common.output import Column
-from queen.cli.common.session import DEFAULT_SERVER, Session
+from queen.cli.common.session import Session, check_server
 from queen.cli.common.tree import command, group
 
-app = group("Contexts: which servers there are.")
+app = group("Contexts: servers and their tokens.")
 login_app = group("Log in to the server of a context.")
-logout_app = group("Forget the token of a context.")
+logout_app = group("Delete the token of a context.")
 completion_app = group("Print the completion script of a shell.")
 docs_app = group("Print where the documentation is.")
 
@@ -36,19 +35,25 @@ _CONTEXTS = (
     Column("AUTH", "auth"),
     Column("INSECURE", "insecure", wide=True),
 )
+_PAGES = (
+    *("settings", "topics", "streams", "tasks", "state", "sql", "sqs", "websocket", "celery", "airflow"),
+    *("pipelines", "lineage", "tables", "spark", "spark-writing", "spark-cluster", "dashboard", "proxy", "security"),
+    *("deployment", "sizing", "tuning", "upgrade", "backup", "high-availability", "cluster", "shards", "redis"),
+    *("failover", "retention", "reliability", "monitoring", "alerts", "logging-and-tracing", "troubleshooting"),
+    *("architecture", "glossary"),
+)
 _TOPICS = {
     "cli": "docs/cli.md",
     "http": "docs/http-api.md",
-    "settings": "docs/settings.md",
-    "topics": "docs/topics.md",
-    "streams": "docs/streams.md",
-    "shards": "docs/shards.md",
-    "monitoring": "docs/monitoring.md",
-    "pipelines": "docs/pipelines.md",
-    "failover": "docs/failover.md",
-    "retention": "docs/retention.md",
+    "client": "docs/client/README.md",
+    **{name: f"docs/{name}.md" for name in _PAGES},
 }
 _LOGIN_SECONDS = 30.0
+_ZSH_REGISTERS = "compdef _queen_completion queen"
+_ZSH_COMPLETES = f"""{_ZSH_REGISTERS}
+if (( $+compstate )); then
+  _queen_completion "$@"
+fi"""
 
 
 @command(app, "view", example="queen config view")
@@ -110,8 +115,8 @@ def set_context(
     session = Session.of(ctx)
     if token is not None and token_ref is not None:
         raise UserError("--token and --token-ref exclude each other")
-    if server is not None and not server.startswith(("http://", "https://")):
-        raise UserError(f"the server {server!r} must begin with http:// or https://")
+    if server is not None:
+        check_server(server)
     contexts = session.contexts
     if token is not None:
         token_ref = store_token(name, token, keychain=not no_keychain)
@@ -163,6 +168,7 @@ def login(
     """
     session = Session.of(ctx)
     name, url = _login_target(session)
+    _check_context(session, name, url)
     if method == "token":
         found = token or _ask("Token")
     elif method == "password":
@@ -186,7 +192,7 @@ def login(
 
 @command(logout_app, "logout", example="queen logout\nqueen logout --context production")
 def logout(ctx: typer.Context) -> None:
-    """Forget the token of a context."""
+    """Delete the token of a context."""
     session = Session.of(ctx)
     name, _ = _login_target(session)
     entry = session.contexts.get(name)
@@ -211,15 +217,20 @@ def completion(shell: Annotated[str, typer.Argument(help="bash, zsh, fish or pow
     import typer.completion
 
     script = vars(typer.completion)["get_completion_script"]
-    print(script(prog_name="queen", complete_var="_QUEEN_COMPLETE", shell=shell))
+    text = script(prog_name="queen", complete_var="_QUEEN_COMPLETE", shell=shell)
+    if shell == "zsh":
+        # Loaded from $fpath at the first Tab, the script would register itself and complete nothing before the second.
+        text = text.replace(_ZSH_REGISTERS, _ZSH_COMPLETES)
+    print(text)
 
 
 @command(docs_app, "docs", example="queen docs\nqueen docs --topic cli --open")
 def docs(
+    ctx: typer.Context,
     open_: Annotated[
         bool, typer.Option("--open", help="Open the API documentation of the server in a browser.")
     ] = False,
-    topic: Annotated[str | None, typer.Option("--topic", help=", ".join(_TOPICS))] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only this page, such as cli or backup.")] = None,
     reference: Annotated[
         bool, typer.Option("--reference", help="Print the reference of all commands instead, as Markdown.")
     ] = False,
@@ -233,7 +244,7 @@ def docs(
         return
     if topic is not None and topic not in _TOPICS:
         raise UserError(f"there are pages about {', '.join(_TOPICS)}, not about {topic!r}")
-    server = os.environ.get("QUEEN_SERVER") or DEFAULT_SERVER
+    server = Session.of(ctx).server.url
     for name in [topic] if topic else _TOPICS:
         print(f"{name}: {_TOPICS[name]}")
     print(f"HTTP API: {server}/docs")
@@ -244,6 +255,17 @@ def docs(
 def _login_target(session: Session) -> tuple[str, str]:
     server = session.server
     return server.context or "default", server.url
+
+
+def _check_context(session: Session, name: str, url: str) -> None:
+    """A context that is only the current one keeps its server: commands that use it would go to another from now on."""
+    entry = next((one for one in session.contexts.entries if one["name"] == name), {})
+    known = str(entry.get("server") or url).rstrip("/")
+    if known != url and not session.context_is_named:
+        raise UserError(
+            f'context "{name}" is for {known}; make one (queen config set-context NAME --server {url}), '
+            "and log in with --context NAME"
+        )
 
 
 def _password_login(session: Session, url: str, user: str, password: str) -> str:
@@ -261,7 +283,8 @@ def _password_login(session: Session, url: str, user: str, password: str) -> str
             raise AuthFailed(f"{url} refuses the login of {user}; check the name and the password") from error
         raise ServerFailed(f"{url}/api/login answered {error.code}; is it the proxy?") from error
     except OSError as error:
-        raise ServerFailed(f"cannot reach {url}: {error}") from error
+        why, step = connection_failure(error)
+        raise ServerFailed(f"cannot reach {url}: {why}; {step}") from error
     if "token" in cookies:
         return cookies["token"].value
     if isinstance(decoded.get("token"), str):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
 import uuid
@@ -27,8 +29,9 @@ from queen.cli.common.arguments import (
     parse_json,
     writer,
 )
-from queen.cli.common.exits import NothingFound, ServerFailed, UserError
+from queen.cli.common.exits import NothingFound, ServerFailed, UserError, telling_progress
 from queen.cli.common.output import Column
+from queen.cli.common.printable import json_text
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import optional_time
 from queen.cli.common.tree import command, group
@@ -105,7 +108,7 @@ def report(
     until: Until = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="Maximum number.")] = 50,
 ) -> None:
-    """Show what dead letters died of, the most frequent first; errors that differ in numbers and ids alone are one."""
+    """Group dead letters by error, the most frequent first; errors that differ only in numbers and ids are one."""
     session = Session.of(ctx)
     asked = {
         "queue": queue,
@@ -148,7 +151,7 @@ def redrive(
     limit: Limit = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Send dead letters round again: they are stored at the tails of their partitions, and removed here.
+    """Redrive dead letters: their messages are stored at the tails of their partitions, and the dead letters removed.
 
     Exit code 4 when there is none.
     """
@@ -231,9 +234,10 @@ def export(
     """Write dead letters as NDJSON, with their data, errors and times."""
     session = Session.of(ctx)
     count = 0
-    with writer(file) as target, session.out.progress(f"exporting dead letters of {queue}") as bar:
+    bar = session.out.progress(f"exporting dead letters of {queue}", beside_lines=file is None)
+    with writer(file) as target, bar:
         for letter in _dead_letters(session, queue, cg, partition, since, until, None):
-            target.write(msgspec.json.encode(letter).decode() + "\n")
+            target.write(json_text(letter) + "\n")
             count += 1
             bar.advance()
     session.out.note(f"exported {count} dead letters of {queue}")
@@ -279,20 +283,27 @@ def drain(
     yes: Yes = False,
 ) -> None:
     """Delete dead letters together with their messages and traces."""
+    from queen.client.errors import NotFoundError
+
     session = Session.of(ctx)
     found = list(_dead_letters(session, queue, cg, partition, since, until, limit))
     if not found:
         raise NothingFound
+    # A message may be a dead letter of several groups; they go with it.
+    messages = dict.fromkeys((letter["partitionId"], letter["transactionId"]) for letter in found)
     if dry_run:
         session.out.rows(found, _LIST)
-        session.out.note(f"would delete {len(found)} messages")
+        session.out.note(f"would delete {len(messages)} messages")
         return
-    session.confirm(yes, f"deleting {len(found)} messages")
+    session.confirm(yes, f"deleting {len(messages)} messages")
     counts = {"processed": 0, "errors": 0}
-    with session.out.progress("draining", len(found)) as bar:
-        for letter in found:
-            answer = session.admin.delete_message(letter["partitionId"], letter["transactionId"])
-            counts["processed" if answer.get("success") else "errors"] += 1
+    telling = telling_progress(lambda: counts["processed"], "messages were deleted")
+    with telling, session.out.progress("draining", len(messages)) as bar:
+        for message in messages:
+            # Retention, or another drain, may have deleted it since.
+            with contextlib.suppress(NotFoundError):
+                check_answer(session.admin.delete_message(*message))
+            counts["processed"] += 1
             bar.advance()
     session.out.done(f"processed={counts['processed']} errors={counts['errors']}", counts)
 
@@ -342,8 +353,10 @@ def _selection(
 def _edited(payload: Any) -> Any:
     """The payload as a person leaves it in an editor."""
     editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "message.json"
+    with contextlib.ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="queen-"))
+        stack.callback(shutil.rmtree, directory)
+        path = directory / "message.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(payload), indent=2))
         try:
             ended = subprocess.run([*shlex.split(editor), str(path)], check=False)
@@ -353,4 +366,9 @@ def _edited(payload: Any) -> Any:
             ) from error
         if ended.returncode:
             raise UserError(f"the editor {editor} ended with {ended.returncode}; nothing was changed")
-        return parse_json(path.read_bytes(), "what was edited")
+        try:
+            return parse_json(path.read_bytes(), "the edited text")
+        except UserError as error:
+            # What was written is not lost for a comma.
+            stack.pop_all()
+            raise UserError(f"{error}; it is kept in {path}") from None

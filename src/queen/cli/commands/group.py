@@ -10,7 +10,7 @@ from queen.cli.commands.health import LAG_COLUMNS, print_lag
 from queen.cli.commands.messaging import seek_group
 from queen.cli.common.arguments import DryRun, GroupName, QueueName, Yes, complete_queues
 from queen.cli.common.exits import NothingFound, ServerFailed
-from queen.cli.common.output import Column
+from queen.cli.common.output import TABULAR, Column
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import age, iso, parse_time
 from queen.cli.common.tree import command, group
@@ -51,7 +51,7 @@ def describe(ctx: typer.Context, name: GroupName) -> None:
     if not answer:
         raise ServerFailed(f"no consumer group {name!r}; queen group list shows what there is")
     rows = [{"queue": queue, **one} for queue, found in sorted(answer.items()) for one in found["partitions"]]
-    if session.out.given in ("table", "wide", "csv") or (session.out.given is None and session.out.terminal):
+    if session.out.given in TABULAR or (session.out.given is None and session.out.terminal):
         session.out.rows(rows, _PARTITIONS, answer)
     else:
         session.out.value(answer)
@@ -65,7 +65,7 @@ def lag(
         int | None, typer.Option("--min-seconds", min=0, help="Only partitions behind by more than this.")
     ] = None,
 ) -> None:
-    """Show how far groups are behind."""
+    """Show the lag of groups."""
     print_lag(Session.of(ctx), min_seconds, name)
 
 
@@ -130,7 +130,7 @@ def resume(ctx: typer.Context, name: GroupName, queue: QueueName) -> None:
 def subscribe(
     ctx: typer.Context, name: GroupName, since: Annotated[str, typer.Option("--from", help="A time.")]
 ) -> None:
-    """Change when a group begins on partitions that it has not consumed from."""
+    """Change the time from which a group reads partitions that it has not consumed yet."""
     session = Session.of(ctx)
     answer = check_answer(session.admin.update_consumer_group_timestamp(name, iso(parse_time(since))))
     session.out.done(f"subscribed cg={name} from={answer['newTimestamp']} rows={answer['rowsUpdated']}", answer)
@@ -151,7 +151,7 @@ def delete(
     metadata: Annotated[bool, typer.Option("--metadata", help="Also delete where it started.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Forget where a group is; the next pop of it begins as that of a new one."""
+    """Delete the position of a group; its next pop starts as that of a new group."""
     session = Session.of(ctx)
     session.confirm(yes, f"forgetting where group {name} is" + (f" on {queue}" if queue else ""))
     answer: Any = (
@@ -170,6 +170,6 @@ def delete(
 
 @command(app, "refresh-stats", example="queen group refresh-stats")
 def refresh_stats(ctx: typer.Context) -> None:
-    """Have the server compute its statistics now."""
+    """Recompute the server's statistics now."""
     session = Session.of(ctx)
     session.out.done("refreshed", check_answer(session.admin.refresh_consumer_stats()))

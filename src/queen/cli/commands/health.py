@@ -11,7 +11,7 @@ import typer
 
 from queen import __version__
 from queen.cli.common.arguments import Namespace, Task, complete_queues
-from queen.cli.common.exits import SERVER, ServerFailed, UserError
+from queen.cli.common.exits import SERVER, ServerFailed, UserError, connection_failure
 from queen.cli.common.output import Column
 from queen.cli.common.session import DEFAULT_SERVER, Session
 from queen.cli.common.times import age, parse_duration
@@ -19,8 +19,8 @@ from queen.cli.common.tree import command, group
 
 ping_app = group("Check that the server and its database answer.")
 version_app = group("Print the version of the command and of the server.")
-status_app = group("Show what queues hold and how far they are consumed.")
-lag_app = group("Show how far consumer groups are behind.")
+status_app = group("Show the message counts and the lag of queues.")
+lag_app = group("Show the lag of consumer groups.")
 
 _PING = (
     Column("STATUS", "status"),
@@ -57,7 +57,7 @@ LAG_COLUMNS = (
     Column("STATE", "state"),
     Column("PAUSED", lambda row: row.get("paused") or row.get("queuePaused"), wide=True),
     Column("PARTITIONS", "members", wide=True, right=True),
-    Column("SUBSCRIBED", lambda row: row["subscriptionTimestamp"] or row["subscriptionMode"], wide=True),
+    Column("SUBSCRIBED", lambda row: row["subscriptionTimestamp"] or row["subscriptionMode"] or "default", wide=True),
 )
 
 
@@ -116,7 +116,7 @@ def _server_version(session: Session) -> dict[str, Any]:
     try:
         answer = queen.admin.health()
     except QueenError as error:
-        session.out.note(f"server {session.server.url}: not reachable ({error})")
+        session.out.note(f"server {session.server.url}: not reachable ({connection_failure(error)[0]})")
         return {}
     finally:
         queen.close()
@@ -141,7 +141,7 @@ def status(
     task: Task = None,
     partitions: Annotated[bool, typer.Option("--partitions", help="Show the partitions of the queue.")] = False,
 ) -> None:
-    """Show what queues hold and how far they are consumed."""
+    """Show the message counts and the lag of queues."""
     session = Session.of(ctx)
     if partitions and queue is None:
         raise UserError("--partitions needs a queue: queen status QUEUE --partitions")
@@ -171,7 +171,7 @@ def lag(
         int | None, typer.Option("--min-seconds", min=0, help="Only partitions behind by more than this.")
     ] = None,
 ) -> None:
-    """Show how far consumer groups are behind."""
+    """Show the lag of consumer groups."""
     print_lag(Session.of(ctx), min_seconds)
 
 
@@ -224,8 +224,8 @@ def _health(session: Session, queen: Any) -> Mapping[str, Any]:
         if session.server.configured:
             raise
         raise UserError(
-            f"no server is configured, and none answers at {DEFAULT_SERVER} ({error}); start one (queen serve), "
-            "pass --server, or set QUEEN_SERVER"
+            f"no server is configured, and none answers at {DEFAULT_SERVER} ({connection_failure(error)[0]}); "
+            "start one (queen serve), pass --server, or set QUEEN_SERVER"
         ) from error
     except (ServerError, OverloadedError) as error:
         raise ServerFailed(f"{session.server.url} is unhealthy: {error}; run queen doctor to find the cause") from error

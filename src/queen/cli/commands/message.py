@@ -81,17 +81,21 @@ def list_messages(
         "from": optional_time(since) or "1970-01-01T00:00:00Z",
         "to": optional_time(until),
     }
-    rows: list[dict[str, Any]] = []
-    for row in session.pages(
+    found = session.pages(
         lambda limit, offset: session.admin.list_messages(**asked, limit=limit, offset=offset),
         "messages",
-        offset + limit,
-    ):
-        rows.append(row)
+        None if cg is not None and status is not None else offset + limit,
+    )
+    rows: list[dict[str, Any]] = []
+    with session.out.progress("listing") as bar:
+        for row in found:
+            bar.advance()
+            seen = row if cg is None else {**row, "status": _status_for(session, row, cg)}
+            if cg is None or status in (None, seen["status"]):
+                rows.append(seen)
+            if len(rows) == offset + limit:
+                break
     rows = rows[offset:]
-    if cg is not None:
-        rows = [{**row, "status": _status_for(session, row, cg)} for row in rows]
-        rows = [row for row in rows if status in (None, row["status"])]
     session.out.rows(rows, _LIST)
 
 

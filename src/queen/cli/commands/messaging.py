@@ -21,7 +21,7 @@ from queen.cli.common.arguments import (
     opened,
     parse_json,
 )
-from queen.cli.common.exits import NothingFound, ServerFailed, UserError
+from queen.cli.common.exits import NothingFound, ServerFailed, UserError, telling_progress
 from queen.cli.common.output import lookup
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_duration, parse_time
@@ -30,9 +30,9 @@ from queen.cli.common.tree import command, group
 push_app = group("Push messages to a queue, from stdin, a file or the command line.")
 pop_app = group("Take messages from a queue.")
 ack_app = group("Acknowledge messages that were popped.")
-tx_app = group("Apply acknowledgments and pushes together, or none of them.")
+tx_app = group("Apply acknowledgments and pushes in one transaction.")
 lease_app = group("Leases of messages that were popped.")
-replay_app = group("Have a group read a queue again from a time on.")
+replay_app = group("Make a group read a queue again from a point in time.")
 
 _SHOWN = (
     "queue",
@@ -89,7 +89,8 @@ def push(
     counts = {"queued": 0, "duplicate": 0, "failed": 0}
     errors: list[str] = []
     common = {"queue": queue, "partition": partition, "traceId": trace_id}
-    with session.out.progress(f"pushing to {queue}") as bar:
+    telling = telling_progress(lambda: 0 if dry_run else sum(counts.values()), "messages were pushed")
+    with telling, session.out.progress(f"pushing to {queue}") as bar:
         for items in _batches(_items(data, file, common, partition_key, wrapped), batch):
             if transaction_id is not None:
                 items[0]["transactionId"], transaction_id = transaction_id, None
@@ -242,13 +243,16 @@ def ack(
 def _ack_batch(session: Session, path: Path, cg: str | None, status: str, error: str | None) -> None:
     counts = {"ok": 0, "failed": 0}
     reasons: list[str] = []
-    with opened(path) as file:
-        for group_ in _batches((_acked(number, line, status, error) for number, line in json_lines(file)), 1000):
+    with opened(path) as file, session.out.progress("acknowledging") as bar:
+        for group_ in _batches(
+            (_acked(number, line, status, error) for number, line in json_lines(file, str(path))), 1000
+        ):
             body = {"acknowledgments": group_, "consumerGroup": cg or QUEUE_MODE}
             for result in session.queen.request("POST", "/api/v1/ack/batch", body):
                 counts["ok" if result["success"] else "failed"] += 1
                 if not result["success"]:
                     reasons.append(str(result["error"]))
+            bar.advance(len(group_))
     if not any(counts.values()):
         raise NothingFound
     session.out.done(f"ok={counts['ok']} failed={counts['failed']}", counts)
@@ -269,7 +273,7 @@ def tx(
     file: Annotated[Path, typer.Option("-f", "--file", help="JSON: {operations: [push and ack …]}; - is stdin.")],
     dry_run: DryRun = False,
 ) -> None:
-    """Apply acknowledgments and pushes together, or none of them."""
+    """Apply acknowledgments and pushes in one transaction."""
     session = Session.of(ctx)
     with opened(file) as source:
         bundle = parse_json(source.read(), str(file))
@@ -289,7 +293,7 @@ def extend(
     lease_id: Annotated[str, typer.Argument(help="The lease, as pop prints it.")],
     seconds: Annotated[int, typer.Option("--seconds", min=1, help="Minimum lease time from now.")] = 60,
 ) -> None:
-    """Let a lease last longer."""
+    """Extend a lease."""
     session = Session.of(ctx)
     path = f"/api/v1/lease/{quote(lease_id, safe='')}/extend"
     answer = check_answer(session.queen.request("POST", path, {"seconds": seconds}))
@@ -317,7 +321,7 @@ def replay(
     to: Annotated[str, typer.Option("--to", help="A time, beginning, or end.")],
     dry_run: DryRun = False,
 ) -> None:
-    """Have a group read a queue again from a time on."""
+    """Make a group read a queue again from a point in time."""
     seek_group(Session.of(ctx), cg, queue, to, dry_run, "replayed")
 
 
@@ -352,9 +356,10 @@ def seek_group(
         preview_seek(session, cg, queue, body, f"{verb} cg={cg} queue={queue} to={place}")
         return
     answer = check_answer(session.admin.seek_consumer_group(cg, queue, body))
-    session.out.done(f"{verb} cg={cg} queue={queue} to={place} partitions={answer['partitionsUpdated']}", answer)
-    if not answer["partitionsUpdated"]:
+    if not (count := answer["partitionsUpdated"]):
+        session.out.note(f"nothing was moved: group {cg!r} has no position on queue {queue!r}")
         raise NothingFound
+    session.out.done(f"{verb} cg={cg} queue={queue} to={place} partitions={count}", answer)
 
 
 def _items(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 
 from queen.cli.commands.messaging import preview_seek, seek_body
@@ -28,6 +27,7 @@ from queen.cli.common.arguments import (
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError
 from queen.cli.common.log import positions, read_log
 from queen.cli.common.output import Column
+from queen.cli.common.printable import json_text
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import optional_time, parse_time
 from queen.cli.common.tree import command, group
@@ -67,7 +67,7 @@ _PARTITIONS = (
     Column("ID", "id", wide=True),
 )
 
-_SORTS: Final = ("created", "name", "partitions", "stored", "pending")
+_SORTS: Final = ("created", "name", "partitions", "stored", "pending", "density", "lag")
 
 OPTION_FLAGS: Final = {
     "leaseTime": "lease_time",
@@ -311,9 +311,10 @@ def export(
     end = None if until is None else parse_time(until)
     total = sum(place["nextOffset"] - place["firstOffset"] for place in positions(session, queue, partition))
     written = 0
-    with writer(file) as target, session.out.progress(f"exporting {queue}", total) as bar:
+    bar = session.out.progress(f"exporting {queue}", total, beside_lines=file is None)
+    with writer(file) as target, bar:
         for message in read_log(session, queue, partition, start, end):
-            target.write(msgspec.json.encode(message).decode() + "\n")
+            target.write(json_text(message) + "\n")
             written += 1
             bar.advance()
     session.out.note(f"exported {written} messages of {queue}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from queen.cli.common.output import FORMATS, Column, Output
 from queen.cli.common.tree import command, group
 
 if TYPE_CHECKING:
@@ -15,9 +17,16 @@ if TYPE_CHECKING:
 
     from queen.settings import Settings
 
-serve_app = group("Start the server, by default on a PostgreSQL of its own.")
-settings_app = group("Show every setting, its meaning and the value it has here.")
+serve_app = group("Start the server, by default on an embedded PostgreSQL.")
+settings_app = group("Show every setting with its meaning and its current value.")
 
+_COLUMNS = (
+    Column("VARIABLE", "variable"),
+    Column("VALUE", "value"),
+    Column("DEFAULT", "default", wide=True),
+    Column("UNIT", "unit"),
+    Column("MEANING", "meaning"),
+)
 _HEAD = """\
 # Settings
 
@@ -47,15 +56,31 @@ def settings_page() -> str:
     return _HEAD + "".join(rows) + _FOOT
 
 
-def settings_table(settings: Settings) -> Table:
-    """Every setting with the value it has now."""
-    from rich.table import Table
-
+def settings_rows(settings: Settings) -> list[dict[str, str]]:
+    """Every setting with the value it has now; secrets are not shown."""
     from queen.settings import describe_settings
 
-    table = Table("variable", "value", "unit", "meaning", show_edge=False, pad_edge=False)
-    for item in describe_settings():
-        table.add_row(item.variable, item.show(settings), item.unit, item.meaning.replace("`", ""))
+    return [
+        {
+            "variable": item.variable,
+            "value": item.show(settings),
+            "default": item.default_text,
+            "unit": item.unit,
+            "meaning": item.meaning.replace("`", ""),
+        }
+        for item in describe_settings()
+    ]
+
+
+def _folded(rows: Iterable[Mapping[str, str]]) -> Table:
+    """For a terminal: the meanings are longer than a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = ("variable", "value", "unit", "meaning")
+    table = Table(*shown, show_edge=False, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text(row[name]) for name in shown))
     return table
 
 
@@ -86,7 +111,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(help="trace, debug, info, warn or error. [LOG_LEVEL, info]")] = None,
     log_encoding: Annotated[str | None, typer.Option(help="text or json. [LOG_ENCODING, text]")] = None,
 ) -> None:
-    """Start the server, by default on a PostgreSQL of its own.
+    """Start the server, by default on an embedded PostgreSQL.
 
     Each option stands for an environment variable, named behind it with its
     default; the option wins. All other settings are variables only:
@@ -109,11 +134,14 @@ def serve(
     )
 
 
-@command(settings_app, "settings", example="queen settings\nPOP_SAFETY_POLL_MS=500 queen settings")
+@command(
+    settings_app, "settings", example="queen settings\nPOP_SAFETY_POLL_MS=500 queen settings\nqueen settings -o csv"
+)
 def settings(
+    output: Annotated[str | None, typer.Option("-o", "--output", help=" | ".join(FORMATS))] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page docs/settings.md instead.")] = False,
 ) -> None:
-    """Show every setting, its meaning and the value it has here."""
+    """Show every setting with its meaning and its current value."""
     if markdown:
         print(settings_page(), end="")
         return
@@ -121,4 +149,9 @@ def settings(
 
     from queen.settings import Settings
 
-    rich.console.Console().print(settings_table(Settings.from_env(os.environ)))
+    out = Output(output)
+    rows = settings_rows(Settings.from_env(os.environ))
+    if out.given is None and out.terminal:
+        rich.console.Console().print(_folded(rows))
+    else:
+        out.rows(rows, _COLUMNS)

@@ -125,7 +125,7 @@ def increment_key(
     by: Annotated[int, typer.Option("--by", help="What to add.")] = 1,
     ttl: Ttl = None,
 ) -> None:
-    """Add to a number, which begins at 0, and print the sum."""
+    """Increment a number, which starts at 0, and print the result."""
     session = Session.of(ctx)
     session.out.line(session.queen.kv(namespace).incr(key, by, ttl=_seconds(ttl)))
 
@@ -182,7 +182,7 @@ def schedule_timer(
     after: Annotated[str, typer.Option("--in", help="How long from now, such as 15m.")],
     partition: Annotated[str | None, typer.Option("--partition", help="The partition it is pushed to.")] = None,
 ) -> None:
-    """Push a message later, in place of what was scheduled under this key."""
+    """Schedule a message; it replaces what was scheduled under the same key."""
     session = Session.of(ctx)
     timers = session.queen.timers(queue)
     answer = timers.schedule(key, parse_json(value, "the message"), seconds=parse_duration(after), partition=partition)
@@ -191,7 +191,7 @@ def schedule_timer(
 
 @command(timer_app, "cancel", aliases=("delete", "rm"), example="queen timer cancel orders order-7")
 def cancel_timer(ctx: typer.Context, queue: QueueName, key: Key) -> None:
-    """Push nothing. Exit code 4 when no such timer is pending: it may have fired."""
+    """Cancel a timer: its message is not pushed. Exit code 4 when no such timer is pending: it may have fired."""
     session = Session.of(ctx)
     if not session.queen.timers(queue).cancel(key):
         raise NothingFound

@@ -35,7 +35,7 @@ _STATE = (
 
 @command(app, "list", aliases=("ls",), example="queen stream list -o wide")
 def list_streams(ctx: typer.Context) -> None:
-    """List the queries that were ever registered."""
+    """List the registered queries."""
     session = Session.of(ctx)
     answer = session.admin.list_streams()
     session.out.rows(answer, _LIST, answer)
@@ -65,7 +65,7 @@ def register(
     try:
         answer = check_answer(session.queen.request("POST", "/streams/v1/queries", body))
     except ConflictError as error:
-        raise ServerFailed(f"{error}; pass its own --hash, or --reset to drop its state") from error
+        raise ServerFailed(f"{str(error).rstrip('.')}; pass its own --hash, or --reset to drop its state") from error
     kind = "registered" if answer["fresh"] else "reset" if answer["reset"] else "found"
     session.out.done(f"{kind} {name} {answer['query_id']}", answer)
 
@@ -76,7 +76,7 @@ def delete(
     name: Annotated[str, typer.Argument(help="The query.", metavar="NAME")],
     yes: Yes = False,
 ) -> None:
-    """Forget a query and the state that it keeps; its consumer group and the messages stay.
+    """Delete a query and its state; its consumer group and the messages stay.
 
     A query that runs meanwhile is refused its next cycle, and has to be registered again.
     """

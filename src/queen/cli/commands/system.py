@@ -14,7 +14,7 @@ from queen.cli.common.tree import command, group
 
 maintenance_app = group("Maintenance modes of pushes and pops.")
 metrics_app = group("Print the server's metrics.")
-analytics_app = group("Show what was counted over time.")
+analytics_app = group("Show metrics over time.")
 
 Pop = Annotated[bool, typer.Option("--pop", help="Pop maintenance: pops return no messages.")]
 

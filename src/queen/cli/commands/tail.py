@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, TypeVar
 
-import msgspec
 import typer
 
 from queen.cli.commands.messaging import popped
 from queen.cli.common.arguments import QueueName
-from queen.cli.common.exits import NothingFound, UserError
+from queen.cli.common.exits import NothingFound, UserError, explain
 from queen.cli.common.filters import Grep, Matches, Where, message_filter
 from queen.cli.common.output import Output
+from queen.cli.common.printable import json_text, printable
 from queen.cli.common.session import Session
 from queen.cli.common.times import iso, parse_duration, parse_time
 from queen.cli.common.tree import command, group
 
 app = group("Print the messages of a queue as they come.")
 
+Answer = TypeVar("Answer")
+
 _BATCH: Final = 100
+_RETRY_SECONDS: Final = 1.0
 _STYLES: Final = ("cyan", "green", "yellow")
 
 
@@ -64,6 +67,7 @@ def tail(
 
     A line of JSON for each; on a terminal in colours, unless an output format is named. The group
     remembers how far it was read: the next tail goes on there. Other groups do not notice.
+    [bold]-f[/bold] outlives restarts of the server.
     """
     if start not in (None, "all", "new", "new-only"):
         raise UserError(f"--from is all or new, not {start!r}; --since takes a time")
@@ -94,7 +98,7 @@ def tail(
             return
         if reader.failure is not None:
             raise reader.failure
-    if not reader.taken:
+    if not reader.printed:
         raise NothingFound
 
 
@@ -124,18 +128,21 @@ class _Tail:
         self._lock = threading.Lock()
         self.ended = threading.Event()
         self.failure: Exception | None = None
-        self.taken = 0
-        self._printed = 0
+        self.printed = 0
+        self._patient = False
+        self._waiting = False
+        self._last = time.monotonic()
 
     def follow(self, idle_millis: int | None) -> None:
         """Until the limit, the end of the queue, or a signal."""
-        last = time.monotonic()
         try:
             while not self.ended.is_set():
                 if self.take(wait=True, idle_millis=idle_millis):
-                    last = time.monotonic()
-                elif idle_millis is not None and (time.monotonic() - last) * 1000 >= idle_millis:
+                    self._last = time.monotonic()
+                elif self._is_idle(idle_millis):
                     return
+                # A server that was reached once, and restarts, is there again soon.
+                self._patient = True
         except Exception as error:
             self.failure = error
             self.ended.set()
@@ -145,29 +152,53 @@ class _Tail:
         millis = min(self._wait_millis, idle_millis or self._wait_millis)
         asked = {**self._parameters, "wait": str(wait).lower(), "timeout": millis}
         if self._limit is not None:
-            asked["batch"] = min(asked["batch"], max(1, self._limit - self._printed))
-        messages = popped(self._queen, self._queue, self._partition, asked)
+            asked["batch"] = min(asked["batch"], max(1, self._limit - self.printed))
+        messages = self._ask(lambda: popped(self._queen, self._queue, self._partition, asked), idle_millis)
         leased = [message for message in messages if message.get("leaseId")]
         with self._lock:
             done = self._print(messages)
-            self.taken += len(messages)
         if leased:
             # What was not printed because of the limit is given back, and delivered to the next tail.
             acked = [
                 self._ack(message, "completed" if number < done else "retry") for number, message in enumerate(messages)
             ]
-            self._queen.request("POST", "/api/v1/ack/batch", {"acknowledgments": acked, "consumerGroup": self._cg})
+            body = {"acknowledgments": acked, "consumerGroup": self._cg}
+            # Left undone, it would keep what follows from being delivered until the lease ends.
+            self._patient = self._patient or wait
+            self._ask(lambda: self._queen.request("POST", "/api/v1/ack/batch", body), idle_millis)
         return len(messages)
+
+    def _ask(self, request: Callable[[], Answer], idle_millis: int | None) -> Answer:
+        """The answer of the server, when it is there again if it was there before."""
+        from queen.client.errors import OverloadedError, QueenConnectionError
+
+        while True:
+            try:
+                answer = request()
+            except (QueenConnectionError, OverloadedError) as error:
+                if not self._patient or self._is_idle(idle_millis) or self.ended.is_set():
+                    raise
+                with self._lock:
+                    if not self._waiting:
+                        self._out.note(f"{explain(error)[1].partition('; ')[0]}; trying again")
+                    self._waiting = True
+                self.ended.wait(_RETRY_SECONDS)
+            else:
+                self._waiting = False
+                return answer
+
+    def _is_idle(self, millis: int | None) -> bool:
+        return millis is not None and (time.monotonic() - self._last) * 1000 >= millis
 
     def _print(self, messages: list[dict[str, Any]]) -> int:
         for number, message in enumerate(messages):
-            if self._limit is not None and self._printed >= self._limit:
+            if self._limit is not None and self.printed >= self._limit:
                 self.ended.set()
                 return number
             if self._matches(message):
                 show(self._out, message)
-                self._printed += 1
-        if self._limit is not None and self._printed >= self._limit:
+                self.printed += 1
+        if self._limit is not None and self.printed >= self._limit:
             self.ended.set()
         return len(messages)
 
@@ -188,8 +219,8 @@ def show(out: Output, message: Mapping[str, Any]) -> None:
             (
                 out.styled(str(message["createdAt"]), "dim"),
                 out.styled(f"{message['queue']}/{message['partition']}", style),
-                out.styled(str(message["transactionId"]), "dim"),
-                msgspec.json.encode(message["data"]).decode(),
+                out.styled(printable(str(message["transactionId"])), "dim"),
+                json_text(message["data"]),
             )
         )
     )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from queen.cli.common.arguments import Offset, Yes, json_lines, opened, parse_json
-from queen.cli.common.exits import NothingFound, ServerFailed, UserError
+from queen.cli.common.exits import NothingFound, ServerFailed, UserError, telling_progress
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session
 from queen.cli.common.times import iso, parse_duration, parse_time
@@ -196,12 +196,14 @@ def enqueue(
     if data is not None:
         waiting.append({**common, "data": parse_json(data, "--data")})
     else:
-        with opened(file) as source, session.out.progress(f"enqueueing to {namespace}/{topic}") as bar:
+        telling = telling_progress(lambda: len(ids), "items were enqueued")
+        with telling, opened(file) as source, session.out.progress(f"enqueueing to {namespace}/{topic}") as bar:
             for _, value in json_lines(source, str(file or "stdin")):
                 waiting.append({**common, "data": value})
                 if len(waiting) == batch:
                     send()
                     bar.advance(batch)
+            send()
     send()
     if not ids:
         raise NothingFound
@@ -279,7 +281,7 @@ def ack(
     ids: Annotated[list[int] | None, typer.Argument(help="Ids of items.", metavar="ID…")] = None,
     batch: Annotated[Path | None, typer.Option("--batch", help="NDJSON as dequeue prints it; - is stdin.")] = None,
 ) -> None:
-    """Items are done, and gone for good."""
+    """Acknowledge items: they are removed."""
     _settle(Session.of(ctx), "ack", namespace, topic, ids, batch)
 
 
@@ -290,10 +292,12 @@ def nack(
     topic: TopicName,
     ids: Annotated[list[int] | None, typer.Argument(help="Ids of items.", metavar="ID…")] = None,
     error: Annotated[str | None, typer.Option("--error", help="Why they failed.")] = None,
+    dlq: Annotated[bool, typer.Option("--dlq", help="Do not retry them: they are dead letters at once.")] = False,
     batch: Annotated[Path | None, typer.Option("--batch", help="NDJSON as dequeue prints it; - is stdin.")] = None,
 ) -> None:
-    """Items failed: they are retried later, or become dead letters."""
-    _settle(Session.of(ctx), "nack", namespace, topic, ids, batch, error=error or "")
+    """Report failed items: they are retried later, or become dead letters."""
+    at_once = {"dlq": True} if dlq else {}
+    _settle(Session.of(ctx), "nack", namespace, topic, ids, batch, error=error or "", **at_once)
 
 
 @command(app, "extend", example="queen topic extend payments refunds 375013947392 --seconds 300")
@@ -304,13 +308,13 @@ def extend(
     ids: Ids,
     seconds: Annotated[float, typer.Option("--seconds", help="Lease time from now.")] = 60,
 ) -> None:
-    """Let leases of items last longer."""
+    """Extend the leases of items."""
     _settle(Session.of(ctx), "extend", namespace, topic, ids, None, seconds=seconds)
 
 
 @command(app, "release", example="queen topic release payments refunds 375013947392")
 def release(ctx: typer.Context, namespace: NamespaceName, topic: TopicName, ids: Ids) -> None:
-    """End leases early: the items are ready as before, and have not failed."""
+    """End leases early: the items are ready again, and no retry is counted."""
     _settle(Session.of(ctx), "release", namespace, topic, ids, None)
 
 
@@ -361,7 +365,7 @@ def redrive(
     ids: Annotated[list[int] | None, typer.Argument(help="Ids of dead letters.", metavar="ID…")] = None,
     all_: Annotated[bool, typer.Option("--all", help="All of the topic.")] = False,
 ) -> None:
-    """Send dead letters round again."""
+    """Redrive dead letters: they become ready items again."""
     _settle_dead(Session.of(ctx), "dlq/retry", namespace, topic, ids, all_)
 
 
@@ -403,7 +407,7 @@ def set_quota(
 
 @command(quota_app, "unset", aliases=("delete", "rm"), example="queen topic quota unset payments")
 def unset_quota(ctx: typer.Context, namespace: NamespaceName) -> None:
-    """Undo a quota: what the server's settings say holds again."""
+    """Remove a quota; NAMESPACE_QUOTAS of the server applies again."""
     session = Session.of(ctx)
     session.out.done(f'quota of "{namespace}" is unset', session.admin.set_quota(namespace, None))
 
@@ -423,7 +427,7 @@ def set_mode(
     namespace: NamespaceName,
     mode: Annotated[str, typer.Argument(help="sync, buffered or default.")],
 ) -> None:
-    """Change how a namespace is written."""
+    """Set the write mode of a namespace."""
     if mode not in ("sync", "buffered", "default"):
         raise UserError(f"a write mode is sync, buffered or default, not {mode!r}")
     session = Session.of(ctx)

@@ -53,7 +53,7 @@ def names(ctx: typer.Context, limit: Limit = 100, offset: Offset = 0) -> None:
 def by_name(
     ctx: typer.Context, name: Annotated[str, typer.Argument(help="The name.")], limit: Limit = 100, offset: Offset = 0
 ) -> None:
-    """Show what was noted under a name, over all queues; the oldest first."""
+    """Show the traces of a name in all queues, the oldest first."""
     session = Session.of(ctx)
     answer = session.admin.get_traces_by_name(name, limit=limit, offset=offset)
     session.out.rows(answer["traces"], _BY_NAME, answer)
@@ -65,7 +65,7 @@ def by_message(
     partition_id: Annotated[str, typer.Argument(help="The id of its partition.")],
     transaction_id: Annotated[str, typer.Argument(help="Its transaction id.")],
 ) -> None:
-    """Show what was noted about a message."""
+    """Show the traces of a message, the oldest first."""
     session = Session.of(ctx)
     answer = session.admin.get_traces_for_message(partition_id, transaction_id)
     session.out.rows(answer["traces"], MESSAGE_TRACES, answer)
@@ -85,7 +85,7 @@ def add(
     event: Annotated[str, typer.Option("--event", help="info, processing, step, error …")] = "info",
     cg: Group = None,
 ) -> None:
-    """Note something about a message."""
+    """Add a trace to a message."""
     session = Session.of(ctx)
     body = {
         "partitionId": partition_id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ def complete_groups(ctx: typer.Context, incomplete: str) -> list[str]:
 def _completions(ctx: typer.Context, incomplete: str, names: Callable[[Any], Iterable[str]]) -> list[str]:
     from queen.cli.common.session import Session
 
-    # Whatever is wrong, a person who presses Tab is not told of it.
+    # Completion shows nothing rather than an error.
     with contextlib.suppress(Exception), Session.of(ctx).connect(_COMPLETION_MILLIS, attempts=1) as queen:
         return sorted({name for name in names(queen.admin) if name.startswith(incomplete) and name != QUEUE_MODE})
     return []
@@ -64,12 +65,15 @@ QUEUE_MODE = "__QUEUE_MODE__"
 
 @contextlib.contextmanager
 def opened(path: Path | None) -> Iterator[TextIO]:
-    """A file for reading, or stdin for none and for `-`."""
+    """A file for reading, or stdin for none and for `-`. Bytes that are not UTF-8 are for the parser to refuse."""
     if path is None or str(path) == "-":
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
         yield sys.stdin
         return
     try:
-        file = path.open(encoding="utf-8")
+        # A file of Windows may begin with a mark of its encoding.
+        file = path.open(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     with file:
@@ -89,6 +93,8 @@ def parse_json(text: str | bytes, where: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise UserError(f"{where} is not JSON: {error}") from error
+    except UnicodeError as error:
+        raise UserError(f"{where} is not JSON: it is not UTF-8") from error
 
 
 def writer(path: Path | None) -> Any:

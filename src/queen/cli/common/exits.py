@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Callable, Iterator
 from typing import Final
+from urllib.parse import urlsplit
 
+from queen.cli.common.printable import printable
 from queen.errors import QueenError
 
 OK: Final = 0
@@ -60,7 +65,7 @@ def _where_to_look(text: str) -> str:
 
 
 def report(error: Exception) -> int:
-    """Print an error that its user can act on as one line, and return the exit code; others are raised."""
+    """Print an error that its user can act on, and return the exit code; others are raised."""
     if isinstance(error, NothingFound):
         return error.code
     if isinstance(error, QueenError):
@@ -72,12 +77,26 @@ def report(error: Exception) -> int:
     return fail(SERVER, f"{text}; try again, run queen doctor to find the cause")
 
 
+@contextlib.contextmanager
+def telling_progress(done: Callable[[], int], what: str) -> Iterator[None]:
+    """An error in here also says how much was done before, which is not undone."""
+    try:
+        yield
+    except QueenError as error:
+        if not done():
+            raise
+        code, text = explain(error)
+        failure = CommandFailed(f"{text}; {done()} {what} before that")
+        failure.code = code
+        raise failure from error
+
+
 def fail(code: int, text: str) -> int:
-    print(f"queen: {text}", file=sys.stderr)
+    print(f"queen: {printable(text)}", file=sys.stderr)
     return code
 
 
-def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
+def explain(error: BaseException) -> tuple[int, str]:
     """The exit code of an error, and its message."""
     # The client is imported by then, or the error is not one of its own.
     from queen.client.errors import (
@@ -89,20 +108,50 @@ def explain(error: BaseException, server: str | None = None) -> tuple[int, str]:
         RequestError,
     )
 
-    text = " ".join(str(error).split())
+    # A list of problems has a line for each; all else is one line.
+    listed = hasattr(error, "problems")
+    text = str(error) if listed else " ".join(str(error).split())
     if isinstance(error, CommandFailed):
         return error.code, text
     if isinstance(error, AuthError):
+        if error.detail:
+            return AUTH, f"{text}: {error.detail}; use a token that may"
         step = "log in (queen login) or pass --token" if error.status == 401 else "use a token with a higher role"
         return AUTH, f"{text}; {step}"
     if isinstance(error, QueenTimeoutError):
-        return SERVER, f"{server or error.url}: {text}; run queen doctor to find the cause"
+        return SERVER, f"{_origin(error.url)}: {text}; run queen doctor to find the cause"
     if isinstance(error, QueenConnectionError):
-        return SERVER, f"cannot reach {server or error.url}: {text}; start it (queen serve), or name another: --server"
+        why, step = connection_failure(error)
+        return SERVER, f"cannot reach {_origin(error.url)}: {why}; {step}"
     if isinstance(error, OverloadedError):
         return SERVER, f"{text}; try again in {error.retry_after or 1:.0f} s, run queen doctor to find the cause"
+    if isinstance(error, RequestError) and (text == "Not Found" or text.startswith("HTTP ")):
+        # Not the words of a handler of ours.
+        return SERVER, f"{error.method} {error.url}: {text}; is it a Queen server? --server names another"
     if isinstance(error, NotFoundError):
         return SERVER, f"{text}; {_where_to_look(text)}"
     if isinstance(error, RequestError):
         return SERVER, text
     return USER, text
+
+
+def connection_failure(error: BaseException) -> tuple[str, str]:
+    """Why a server could not be reached by the client or by urllib, as the system says it, and what to do."""
+    cause = getattr(error.__cause__, "os_error", None) or getattr(error, "reason", None) or error.__cause__
+    if "CERTIFICATE_VERIFY_FAILED" in str(cause):
+        why = getattr(getattr(cause, "certificate_error", cause), "verify_message", "") or str(cause)
+        step = "have this host trust its issuer (SSL_CERT_FILE), or pass --insecure"
+        return f"its certificate is not trusted ({why})", step
+    if "WRONG_VERSION_NUMBER" in str(cause):
+        return "it does not speak TLS", "use http:// in place of https://"
+    why = " ".join(str(error).split()).removeprefix("connection failed: ")
+    if isinstance(cause, OSError) and cause.errno is not None:
+        # Numbers below zero are of the resolver, which has words of its own.
+        why = (os.strerror(cause.errno) if cause.errno > 0 else cause.strerror or why).lower()
+    return why, "start it (queen serve), or name another: --server"
+
+
+def _origin(url: str) -> str:
+    """The server of a request."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"

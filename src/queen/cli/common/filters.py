@@ -24,7 +24,7 @@ Matches = Callable[[Mapping[str, Any]], bool]
 
 
 def message_filter(where: Sequence[str] | None, grep: str | None) -> Matches:
-    """Whether a message, with its `data`, is one of those that are meant. Raises `UserError` for a bad condition."""
+    """Whether a message, with its `data`, matches. Raises `UserError` for a bad condition."""
     tests = [_condition(one) for one in where or []]
     if grep is not None:
         pattern = _pattern(grep)

@@ -13,8 +13,11 @@ from typing import Any, Final, TextIO
 import msgspec
 
 from queen.cli.common.exits import UserError
+from queen.cli.common.printable import json_text, on_one_line, printable
 
 FORMATS: Final = ("table", "wide", "json", "ndjson", "jsonl", "yaml", "csv", "name", "raw", "jsonpath=<expr>")
+TABULAR: Final = ("table", "wide", "csv", "name")
+"""Those that show columns."""
 
 _NOTHING: Final = "-"
 _BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN, _PLAIN = (
@@ -82,7 +85,7 @@ class Output:
         elif kind == "name":
             # The first column is what other commands take.
             for row in rows:
-                self.text(columns[0].text(row))
+                self.text(self._shown(columns[0].text(row)))
         elif kind in ("ndjson", "jsonl"):
             for row in rows:
                 self.line(row)
@@ -94,18 +97,18 @@ class Output:
     def value(self, answer: Any) -> None:
         """One thing without columns."""
         kind = self.given or ("yaml" if self.terminal else "json")
-        self._document("yaml" if kind in ("table", "wide", "csv", "name") else kind, answer)
+        self._document("yaml" if kind in TABULAR else kind, answer)
 
     def done(self, text: str, answer: Any = None) -> None:
         """The result of an action: a line of text, or the whole response with an output format."""
-        if self.given is not None and self.given not in ("table", "wide", "csv", "name") and answer is not None:
+        if self.given is not None and self.given not in TABULAR and answer is not None:
             self._document(self.given, answer)
         elif not self.quiet:
-            print(text, file=self._out)
+            print(printable(text), file=self._out)
 
     def line(self, value: Any) -> None:
         """One JSON value on a line of its own, out at once."""
-        self._out.write(msgspec.json.encode(value).decode() + "\n")
+        self._out.write(json_text(value) + "\n")
         self._out.flush()
 
     def text(self, text: str) -> None:
@@ -114,10 +117,10 @@ class Output:
     def note(self, text: str) -> None:
         """For the person at the terminal: not data, so on stderr, and not with --quiet."""
         if not self.quiet:
-            print(text, file=self._err)
+            print(printable(text), file=self._err)
 
     def warn(self, text: str) -> None:
-        print(f"queen: {text}", file=self._err)
+        print(printable(f"queen: {text}"), file=self._err)
 
     def styled(self, text: str, *styles: str) -> str:
         """The text in colours where there are colours."""
@@ -125,14 +128,19 @@ class Output:
             return text
         return "".join(STYLES[style] for style in styles) + text + _PLAIN
 
-    def progress(self, description: str, total: float | None = None) -> Progress:
-        """A progress bar on stderr, if that is a terminal; see `Progress`."""
-        return Progress(description, total, show=self._err.isatty() and not self.quiet)
+    def progress(self, description: str, total: float | None = None, *, beside_lines: bool = False) -> Progress:
+        """A progress bar on stderr, if that is a terminal; see `Progress`.
+
+        `beside_lines`: the work prints lines meanwhile, which on a terminal would be drawn into the bar, and show
+        themselves how far it is.
+        """
+        hidden = beside_lines and self.terminal
+        return Progress(description, total, show=self._err.isatty() and not self.quiet and not hidden)
 
     def table(self, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
         from rich.cells import cell_len
 
-        cells = [[column.text(row).replace("\n", " ") for column in columns] for row in rows]
+        cells = [[on_one_line(column.text(row)) for column in columns] for row in rows]
         headings = [column.heading for column in columns]
         shown = [headings, *cells] if self._headers else cells
         widths = [max((cell_len(line[index]) for line in shown), default=0) for index in range(len(columns))]
@@ -150,12 +158,12 @@ class Output:
             writer.writerow([column.heading.lower() for column in columns])
         for row in rows:
             values = [column.read(row) for column in columns]
-            writer.writerow(["" if value is None else cell(value) for value in values])
+            writer.writerow(["" if value in (None, "") else self._shown(cell(value)) for value in values])
 
     def _document(self, kind: str, value: Any) -> None:
         if self._path is not None:
             for found in _select(value, self._path):
-                print(found if isinstance(found, str) else _json(found, indent=0), file=self._out)
+                print(self._shown(found) if isinstance(found, str) else json_text(found), file=self._out)
         elif kind == "yaml":
             import yaml
 
@@ -164,9 +172,13 @@ class Output:
             for one in value if isinstance(value, list) else [value]:
                 self.line(one)
         elif kind == "raw":
-            print(value if isinstance(value, str) else _json(value, indent=0), file=self._out)
+            print(self._shown(value) if isinstance(value, str) else json_text(value), file=self._out)
         else:
-            print(_json(value, indent=2), file=self._out)
+            print(json_text(value, indent=2), file=self._out)
+
+    def _shown(self, text: str) -> str:
+        """Data as they are; on a terminal, so that they do nothing there."""
+        return printable(text) if self.terminal else text
 
     @staticmethod
     def _colored(stream: TextIO) -> bool:
@@ -193,7 +205,7 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
@@ -212,9 +224,9 @@ class Progress:
         if self._bar is not None:
             self._bar.advance(self._task, count)
 
-    def update(self, *, completed: float | None = None, total: float | None = None, text: str | None = None) -> None:
+    def update(self, *, completed: float | None = None, total: float | None = None) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, completed=completed, total=total, description=text)
+            self._bar.update(self._task, completed=completed, total=total)
 
 
 def lookup(value: Any, path: str) -> Any:
@@ -236,17 +248,12 @@ def cell(value: Any) -> str:
         return f"{value:.3f}".rstrip("0").rstrip(".")
     if isinstance(value, str | int):
         return str(value)
-    return msgspec.json.encode(value).decode()
+    return json_text(value)
 
 
 def plain(value: Any) -> Any:
     """The value as dicts, lists, text and numbers alone, for YAML."""
     return msgspec.json.decode(msgspec.json.encode(value))
-
-
-def _json(value: Any, indent: int) -> str:
-    encoded = msgspec.json.encode(value)
-    return (msgspec.json.format(encoded, indent=indent) if indent else encoded).decode()
 
 
 def _select(value: Any, path: str) -> list[Any]:

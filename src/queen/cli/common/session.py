@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import typer
 
 from queen.cli.common.contexts import Contexts, config_path, resolve_token
-from queen.cli.common.exits import ServerFailed, UserError
+from queen.cli.common.exits import AuthFailed, ServerFailed, UserError
 from queen.cli.common.output import Output
 
 if TYPE_CHECKING:
@@ -66,21 +67,33 @@ class Session:
         """The file of contexts."""
         return Contexts(config_path(self._given.get("config"), self._environ))
 
+    @property
+    def context_is_named(self) -> bool:
+        """Whether the context was asked for, and is not just the current one."""
+        return bool(self._given.get("context") or self._environ.get("QUEEN_CONTEXT"))
+
     @cached_property
     def server(self) -> Server:
         """The server to use: that of the options, else of the environment, else of the context, else a local one."""
         name = self._given.get("context") or self._environ.get("QUEEN_CONTEXT") or self.contexts.current
         entry = self.contexts.get(name) if name else {}
         url = self._given.get("server") or self._environ.get("QUEEN_SERVER") or entry.get("server")
-        if url and not str(url).startswith(("http://", "https://")):
-            raise UserError(f"the server {url!r} must begin with http:// or https://")
+        configured = bool(url)
+        url = check_server(str(url or DEFAULT_SERVER))
+        of_context = str(entry.get("server") or url).rstrip("/")
+        if url != of_context and not self.context_is_named:
+            # A token is for the server that it was made for; another one would learn it.
+            entry = {}
         token = self._given.get("token") or self._environ.get("QUEEN_TOKEN")
+        token = (token or resolve_token(entry.get("token-ref"), self._environ) or "").strip()
+        if not token.isprintable():
+            raise AuthFailed("the token holds control characters; log in again (queen login) or pass another: --token")
         return Server(
-            url=str(url or DEFAULT_SERVER).rstrip("/"),
-            token=token or resolve_token(entry.get("token-ref"), self._environ),
+            url=url,
+            token=token or None,
             insecure=bool(self._given.get("insecure") or entry.get("insecure")),
             context=name,
-            configured=bool(url),
+            configured=configured,
         )
 
     def connect(self, timeout_millis: int = _TIMEOUT_MILLIS, attempts: int = 2) -> QueenSync:
@@ -146,6 +159,21 @@ class Session:
         if client is not None:
             with contextlib.suppress(Exception):
                 client.close()
+
+
+def check_server(url: str) -> str:
+    """The URL of a server, without a slash at its end. Raises `UserError` for what is none."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"the server {url!r} must begin with http:// or https://")
+    try:
+        parts = urlsplit(url)
+        # A port out of range is found out when it is asked for.
+        complete = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        complete = False
+    if not complete or any(character.isspace() for character in url):
+        raise UserError(f"the server {url!r} is not a URL; try {DEFAULT_SERVER}")
+    return url.rstrip("/")
 
 
 def check_answer(answer: Any) -> Any:

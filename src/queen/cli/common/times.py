@@ -17,6 +17,8 @@ BEGINNING_WORDS: Final = frozenset({"beginning", "start", "earliest"})
 TIME_HELP: Final = "2026-04-26T10:59:28Z, '2026-04-26 10:59', 2026-04-26, unix seconds, now, beginning, 5m, '2h ago'"
 
 _UNIX = re.compile(r"\d{9,13}(?:\.\d+)?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_LONGEST_MILLIS: Final = 100 * 365 * 86_400_000
 
 
 def parse_time(text: str, now: datetime | None = None) -> datetime:
@@ -32,23 +34,27 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
         # Thirteen digits are milliseconds: as seconds they would be tens of thousands of years ahead.
         return datetime.fromtimestamp(seconds / 1000 if seconds >= 1e12 else seconds, UTC)
     try:
-        moment = datetime.fromisoformat(text.strip())
+        return _moment(text.strip(), now)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not a time; try {TIME_HELP}") from None
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
     except ValueError:
-        span = duration_ms(word.removesuffix("ago"))
+        span = duration_ms(text.lower().removesuffix("ago"))
         if span is None:
-            raise typer.BadParameter(f"{text!r} is not a time; try {TIME_HELP}") from None
+            raise
         return now - timedelta(milliseconds=span)
     return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def parse_duration(text: str) -> float:
     """Seconds of a duration: `500ms`, `10s`, `1h30m`, or a plain number of seconds. Raises `typer.BadParameter`."""
-    word = text.strip().lower()
-    try:
-        return float(word)
-    except ValueError:
-        span = duration_ms(word)
-    if span is None:
+    word = text.strip()
+    span = duration_ms(f"0{word}s" if _NUMBER.fullmatch(word) else word)
+    if span is None or span > _LONGEST_MILLIS:
         raise typer.BadParameter(f"{text!r} is not a duration; try 500ms, 10s, 5m, 1h30m or 2d")
     return span / 1000
 

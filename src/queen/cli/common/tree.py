@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -211,7 +212,24 @@ def _remember(ctx: Any, option: Any, value: Any) -> Any:
     return value
 
 
+def _refuse_empty(ctx: Any, argument: Any, value: Any) -> Any:
+    # What an unset variable of the shell leaves: a path without the name would mean something else.
+    if value == "":
+        raise typer.BadParameter("it is empty", ctx=ctx, param=argument)
+    return value
+
+
+def _refuse_infinite(ctx: Any, option: Any, value: Any) -> Any:
+    # JSON has neither nan nor inf: they would be sent as null, which means the default.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number", ctx=ctx, param=option)
+    return value
+
+
 def _give_options(command: Any, shared: Sequence[Any]) -> None:
+    for parameter in command.params:
+        if parameter.callback is None:
+            parameter.callback = _refuse_empty if parameter.param_type_name == "argument" else _refuse_infinite
     taken = {name for option in command.params for name in option.opts}
     command.params.extend(option for option in shared if not taken.intersection(option.opts))
     if isinstance(command, typer.core.TyperGroup):

@@ -150,7 +150,7 @@ def list_pipelines(json: Json = False, data_directory: DataDir = None) -> None:
             str(status.dead_letters),
             status.file,
         )
-    rich.console.Console().print(table)
+    rich.console.Console(markup=False).print(table)
 
 
 @command(pipeline, "status", example="queen pipeline status leads")
@@ -164,7 +164,7 @@ def status(
     if json:
         print_json(found)
     else:
-        console = rich.console.Console()
+        console = rich.console.Console(markup=False)
         console.print(status_table(found, console.width))
     if found.state is PipelineState.FAILED:
         raise typer.Exit(1)

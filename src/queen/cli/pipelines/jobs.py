@@ -40,6 +40,7 @@ from queen.pipelines.state import StateDirectory
 from queen.pipelines.tables.locations import TARGET_BYTES, Location
 from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.table import Table
+from queen.wire.push import check_name
 from queen.wire.times import EXPECTED_DURATION, duration_ms, parse_time
 
 jobs = typer.Typer()
@@ -53,6 +54,13 @@ Catalog = Annotated[
     ),
 ]
 _HOUSEKEEPING_FILES: Final = 20
+
+
+def _progress() -> rich.progress.Progress:
+    """A bar on stderr, if that is a terminal."""
+    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
+    console = rich.console.Console(stderr=True)
+    return rich.progress.Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 @command(
@@ -96,7 +104,7 @@ def archive(
     """
     require_spark()
     from queen.pipelines.declaration import ONCE
-    from queen.pipelines.jobs.archive import archive_declaration, sole_archiver
+    from queen.pipelines.jobs.archive import archive_declaration, check_table, sole_archiver
     from queen.pipelines.jobs.compact import compact as join_files
 
     if duration_ms(every) is None:
@@ -105,8 +113,9 @@ def archive(
     location = Location.parse(to)
     connection = connect(server, token, database_url, directory)
     catalog = _catalog(location, kind, catalog, connection.databases)
-    declaration = archive_declaration(queues, to, ONCE if once else every, rows_per_batch, group, kind, catalog)
     states = StateDirectory(directory)
+    trigger = ONCE if once else every
+    declaration = archive_declaration(queues, to, trigger, rows_per_batch, group, kind, catalog, states)
 
     def housekeeping() -> None:
         if kind is Format.PARQUET:
@@ -114,7 +123,9 @@ def archive(
         else:
             open_table(kind, location, catalog).compact(TARGET_BYTES, _HOUSEKEEPING_FILES)
 
-    with sole_archiver(to, states.checkpoints(declaration.name)) as checkpoints:
+    with spark_failures(), sole_archiver(to, states.checkpoints(declaration.name)) as checkpoints:
+        if not fresh:
+            check_table(to, checkpoints)
         options = RunOptions(
             location.url,
             master,
@@ -139,8 +150,7 @@ def compact(
     from queen.pipelines.jobs.compact import compact as join_files
 
     location = Location.parse(root)
-    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
-    with rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)) as progress, spark_failures():
+    with _progress() as progress, spark_failures():
         task = progress.add_task("compact", total=None)
 
         def show(done: int, total: int) -> None:
@@ -195,7 +205,7 @@ def versions(
     for one in found:
         batch = "" if one.batch is None else str(one.batch)
         table.add_row(str(one.id), f"{one.at:%Y-%m-%d %H:%M:%S.%f}"[:-3], one.operation, batch, one.writer or "")
-    rich.console.Console().print(table)
+    rich.console.Console(markup=False).print(table)
 
 
 def _open_table(root: str, catalog: str | None, database_url: str | None, directory: Path | None) -> Table:
@@ -255,6 +265,9 @@ def replay(
     require_spark()
     if speed is not None and not speed > 0:
         raise QueenError(f"--speed {speed:g}: expected a number above 0")
+    if to is not None:
+        check_name(to, "the name of a queue", "--to")
+    begin, end = _stretch(since, until)
     from queen.pipelines.archive_files import check_queues, reading
     from queen.pipelines.jobs.replay import Replayed, ReplayOptions, ReplayReport, select
     from queen.pipelines.jobs.replay import replay as push_again
@@ -263,8 +276,8 @@ def replay(
         root,
         tuple(queue or ()),
         to,
-        _time(since, "--from"),
-        _time(until, "--until"),
+        begin,
+        end,
         condition,
         speed,
         new_ids,
@@ -281,11 +294,10 @@ def replay(
     if dry_run:
         print(f"{total} messages in {files} files would be replayed")
         return
-    columns = (*rich.progress.Progress.get_default_columns(), rich.progress.MofNCompleteColumn())
     connection = connect(server, token, None, data_directory)
     with ExitStack() as stack:
         directory = _report_directory(stack, StateDirectory(data_dir(data_directory)), root)
-        progress = stack.enter_context(rich.progress.Progress(*columns, console=rich.console.Console(stderr=True)))
+        progress = stack.enter_context(_progress())
         task = progress.add_task("replay", total=total)
         report = ReplayReport(directory, options, master, total)
         done = Replayed()
@@ -371,7 +383,7 @@ def reconcile(
         for one in reports:
             numbers = (one.pushed, one.archived, one.missing, one.behind, one.different, one.doubled, one.only_archived)
             table.add_row(one.queue, one.partition, *map(str, numbers))
-        rich.console.Console().print(table)
+        rich.console.Console(markup=False).print(table)
     bad = sum(not one.whole for one in reports)
     behind = sum(one.behind for one in reports)
     pushed = sum(one.pushed for one in reports)
@@ -401,7 +413,7 @@ def dlq_report(
     require_spark()
     from queen.pipelines.jobs.dlq_report import dlq_report as cluster
 
-    begin, end = _time(since, "--from"), _time(until, "--until")
+    begin, end = _stretch(since, until)
     connection = connect(server, token, database_url, data_directory)
     with spark_failures():
         clusters = cluster(
@@ -410,7 +422,7 @@ def dlq_report(
     if json:
         print_json(clusters)
         return
-    console = rich.console.Console()
+    console = rich.console.Console(markup=False)
     if not clusters:
         console.print("there are no dead letters")
     for one in clusters:
@@ -445,7 +457,7 @@ def rollup(
         raise QueenError(f"--every {every}: expected {EXPECTED_DURATION}")
     from queen.pipelines.jobs.rollup import rollup as roll_up
 
-    begin, end = _time(since, "--from"), _time(until, "--until")
+    begin, end = _stretch(since, until)
     connection = connect(server, token, database_url, data_directory)
     spark = session("rollup", master, conf)
     while True:
@@ -457,6 +469,14 @@ def rollup(
             return
         begin = None
         time.sleep(pause / 1000)
+
+
+def _stretch(since: str | None, until: str | None) -> tuple[datetime | None, datetime | None]:
+    """Raises `QueenError` for one that ends before it begins, in which there can be nothing."""
+    begin, end = _time(since, "--from"), _time(until, "--until")
+    if begin is not None and end is not None and begin > end:
+        raise QueenError(f"--from {since} is after --until {until}")
+    return begin, end
 
 
 def _time(text: str | None, option: str) -> datetime | None:

@@ -122,7 +122,7 @@ _WIDE: Final = 120
 @contextmanager
 def display(name: str) -> Iterator[Callable[[PipelineStatus], None]]:
     """Bars in a terminal; else a line now and then."""
-    console = rich.console.Console(stderr=True)
+    console = rich.console.Console(stderr=True, markup=False)
     if not console.is_terminal:
         yield _Log(name)
         return

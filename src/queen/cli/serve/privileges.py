@@ -20,6 +20,9 @@ _log = logging.getLogger("queen.supervisor")
 _FIRST_UNPRIVILEGED_PORT = 1024
 # What the supervisor and the workers create is for their user alone, whatever the umask was.
 _UMASK = 0o077
+_OWN_NAMES = frozenset({"postgres", "spool", "pipelines", "migrated.json", "topics", "lost+found"})
+# A directory that holds one of these was used by Queen before, whatever else is in it.
+_OWN_MARKS = ("postgres/cluster", "migrated.json", "users.lock", "spool/users.lock", "shard-0/users.lock")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class WorkerUser:
 def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
     """Who workers that run a `command` run as, with all that they need readable. Raises `QueenError` with advice."""
     os.umask(_UMASK)
-    settings.queen_data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _prepare_directory(settings.queen_data_dir, "QUEEN_DATA_DIR")
     account = _account(settings)
     if account is None:
         return WorkerUser()
@@ -65,12 +68,30 @@ def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
                 f"{setting.upper()}={path}: the workers run as the user {account.name}, who may not read it: "
                 f"chown {account.name} {path}, or start Queen as an unprivileged user"
             )
-    for directory in (settings.spool_dir, settings.wal_path):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for directory, variable in ((settings.spool_dir, "FILE_BUFFER_DIR"), (settings.wal_path, "WAL_DIR")):
+        _prepare_directory(directory, variable)
         account.check_reach(directory)
         account.own(directory)
     _log.info("workers run as the user %s", account.name)
     return WorkerUser(account, settings.queen_data_dir)
+
+
+def _prepare_directory(directory: Path, variable: str) -> None:
+    """Make a directory, and private; raises `QueenError` where root would give away what others keep in it."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found, me = directory.stat(), os.geteuid()
+    if me not in (0, found.st_uid):
+        return
+    names = {entry.name for entry in directory.iterdir()}
+    # What the server prints is often kept beside its data.
+    strange = sorted(name for name in names - _OWN_NAMES if not name.endswith("log"))
+    if not strange or any((directory / mark).exists() for mark in _OWN_MARKS):
+        directory.chmod(0o700)
+    elif me == 0:
+        raise QueenError(
+            f"{variable}={directory}: there are other files than Queen's in it ({', '.join(strange[:3])}), and all of "
+            "it would be given to another user: choose a directory of its own, or start Queen as an unprivileged user"
+        )
 
 
 def listening_sockets(settings: Settings) -> list[socket.socket]:

@@ -38,6 +38,15 @@ def plain_options(arguments: Sequence[str]) -> dict[str, str] | None:
     return {OPTIONS[option]: value for option, value in pairs}
 
 
+def check_login(settings: Settings) -> None:
+    """Raises `SettingsError` where no login could succeed in the workers."""
+    # Loaded where people log in, and not by every supervisor.
+    from queen.proxy.sessions import internal_key
+    from queen.proxy.settings import ProxySettings
+
+    internal_key(ProxySettings.inside(settings, ""))
+
+
 def start(**options: object) -> None:
     """Run the server with these settings and those of the environment, until it is stopped."""
     settings = Settings.from_env(os.environ, **options)
@@ -46,6 +55,8 @@ def start(**options: object) -> None:
         logging.getLogger("queen").warning("%s", hint)
     span_exporters(os.environ)
     check_security(settings)
+    if settings.queen_login:
+        check_login(settings)
     announce = print if settings.log_encoding != "json" else logging.getLogger("queen").info
     # The supervisor waits for a database that is unavailable, and says so; one attempt of a second is enough here.
     supervisor = Supervisor(settings, partial(migrate, wait_seconds=1.0), announce)

@@ -108,7 +108,9 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "queen.cli.serve.worker")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POSTGRES_CHECK_SECONDS = 1.0
 _POSTGRES_RETRY_SECONDS = 5.0
-# Connections of the embedded PostgreSQL beyond those of the pools, for migrations, jobs and administrators.
+# What a worker has beside its pool: one or two connections for each kind of batch, the heartbeat, background jobs.
+_BATCH_CONNECTIONS = 25
+# For migrations, the command line and administrators.
 _SPARE_CONNECTIONS = 40
 
 
@@ -164,7 +166,8 @@ class Supervisor:
             await asyncio.to_thread(postgres.stop)
 
     def _embedded_postgres(self) -> EmbeddedPostgres:
-        connections = self._settings.num_workers * self._settings.db_pool_size + _SPARE_CONNECTIONS
+        per_worker = self._settings.db_pool_size + _BATCH_CONNECTIONS
+        connections = self._settings.num_workers * per_worker + _SPARE_CONNECTIONS
         return EmbeddedPostgres(
             self._settings.queen_data_dir / "postgres",
             settings={"max_connections": str(max(200, connections))},

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from queen.settings import Settings
 
 backup_app = group("Write everything a server stores to a directory.")
-restore_app = group("Bring back what a backup holds.")
+restore_app = group("Restore a backup.")
 
 MANIFEST: Final = "manifest.json"
 _FORMAT: Final = 1
@@ -138,7 +138,7 @@ def restore(
     output: OutputFormat = None,
     quiet: Quiet = False,
 ) -> None:
-    """Bring back what a backup holds, into databases that hold nothing yet; then start the server.
+    """Restore a backup into empty databases; then start the server.
 
     The server has to be stopped. Offsets, positions of groups, leases, remembered transaction ids and
     the spool are those of the moment of the backup; what was counted is compared with the backup.
@@ -289,6 +289,7 @@ async def _restore(databases: Databases, directory: Path, manifest: BackupManife
         connection = await connected(dsn)
         try:
             found = await _counts(connection)
+            await connection.execute(load_statements()["restore_privileges"])
             await connection.execute(load_statements()["restore_analyze"])
         finally:
             await connection.close()

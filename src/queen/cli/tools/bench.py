@@ -20,7 +20,7 @@ from queen.cli.common.tree import command, group
 if TYPE_CHECKING:
     from queen.client.client import Queen
 
-app = group("Measure how fast messages go in and out.")
+app = group("Measure throughput and latency of pushes and pops.")
 
 _GROUP: Final = "queenctl-bench"
 _QUANTILES: Final = (50, 90, 95, 99)
@@ -58,7 +58,7 @@ def bench(
     auto_create: Annotated[bool, typer.Option("--auto-create/--no-auto-create", help="Create the queue first.")] = True,
     auto_delete: Annotated[bool, typer.Option("--auto-delete/--keep", help="Delete the queue afterwards.")] = False,
 ) -> None:
-    """Measure how fast messages go in and out.
+    """Measure throughput and latency of pushes and pops.
 
     PUSH and POP have the time of each request, RESIDENCY the time that messages were in the queue.
     """

@@ -23,8 +23,9 @@ import typer
 
 from queen import __version__
 from queen.cli.common.databases import DatabaseUrl, DataDir, connected, server_settings
-from queen.cli.common.exits import SERVER, UserError
+from queen.cli.common.exits import SERVER, UserError, connection_failure
 from queen.cli.common.output import Column, Output
+from queen.cli.common.printable import on_one_line
 from queen.cli.common.session import Session
 from queen.cli.common.times import age
 from queen.cli.common.tree import command, group
@@ -45,6 +46,8 @@ _COLUMNS = (
 _SKEW_SECONDS: Final = 2.0
 _LAG_SECONDS: Final = 300
 _LEASE_SECONDS: Final = 600
+_GROUPS: Final = 100
+"""Number of groups that are behind whose leases are checked."""
 _DEAD_TUPLES: Final = 10_000
 _CERTIFICATE_DAYS: Final = 30
 _DISK_SHARE: Final = 0.10
@@ -111,9 +114,9 @@ def doctor(
 def _print(out: Output, findings: list[Finding]) -> None:
     for finding in findings:
         sign = out.styled(f"{finding.status:<4}", _STYLES[finding.status])
-        out.text(f"{sign}  {finding.check:<18}  {finding.found}")
+        out.text(f"{sign}  {finding.check:<18}  {on_one_line(finding.found)}")
         if finding.remedy:
-            out.text(f"      {'':<18}  -> {finding.remedy}")
+            out.text(f"      {'':<18}  -> {on_one_line(finding.remedy)}")
 
 
 def _server_checks(session: Session) -> Iterator[Finding]:
@@ -125,8 +128,8 @@ def _server_checks(session: Session) -> Iterator[Finding]:
         try:
             health = queen.admin.health()
         except QueenConnectionError as error:
-            step = "start it (queen serve), or name another: --server"
-            yield Finding("reachable", FAIL, f"{session.server.url}: {error}", step)
+            why, step = connection_failure(error)
+            yield Finding("reachable", FAIL, f"{session.server.url}: {why}", step)
             yield from _certificate(session)
             return
         except QueenError:
@@ -204,7 +207,7 @@ def _skew(check: str, whose: str, there: datetime, before: datetime, after: date
 def _spool(queen: Any) -> Iterator[Finding]:
     stats = queen.admin.get_maintenance_mode()["bufferStats"]
     if stats["failedCount"]:
-        step = "look into failed/ of FILE_BUFFER_DIR; what is there is tried again at the next start"
+        step = "look into failed/ of FILE_BUFFER_DIR; its records are retried at the next start"
         yield Finding("spool", FAIL, f"{stats['failedCount']} records could not be replayed", step)
     elif stats["pendingCount"]:
         step = "PostgreSQL is down or slow, or maintenance is on; it drains by itself"
@@ -235,7 +238,13 @@ def _groups(queen: Any) -> Iterator[Finding]:
 
 
 def _leases(queen: Any) -> Iterator[Finding]:
-    stuck = [row for row in queen.admin.get_lagging_consumers(_LEASE_SECONDS) or [] if row["worker_id"]]
+    # A lease that has ended keeps its name until the next consumer comes.
+    named = [row for row in queen.admin.get_lagging_consumers(_LEASE_SECONDS) or [] if row["worker_id"]]
+    held: set[tuple[str, str, str]] = set()
+    for name in list(dict.fromkeys(row["consumer_group"] for row in named))[:_GROUPS]:
+        for queue, found in queen.admin.get_consumer_group(name).items():
+            held |= {(name, queue, one["partition"]) for one in found["partitions"] if one["leaseActive"]}
+    stuck = [row for row in named if (row["consumer_group"], row["queue_name"], row["partition_name"]) in held]
     if not stuck:
         yield Finding("leases", OK, "none is held by a consumer that is behind")
     for row in stuck[:5]:
@@ -282,7 +291,7 @@ def _certificate(session: Session) -> Iterator[Finding]:
         return
     address = (parts.hostname or "", parts.port or 443)
     try:
-        trouble = _distrust(address)
+        distrust = _distrust(address)
         ends = _certificate_ends(address)
     except OSError as error:
         yield Finding("certificate", FAIL, str(error), "see the log of the server")
@@ -290,9 +299,9 @@ def _certificate(session: Session) -> Iterator[Finding]:
     days = (ends - datetime.now(UTC)).total_seconds() / 86400
     if days < 0:
         yield Finding("certificate", FAIL, f"expired {-days:.0f} days ago", "renew it: TLS_CERT, TLS_KEY")
-    elif trouble:
+    elif distrust:
         step = "install a certificate that clients trust, or have them trust its issuer (SSL_CERT_FILE)"
-        yield Finding("certificate", WARN if session.server.insecure else FAIL, trouble, step)
+        yield Finding("certificate", WARN if session.server.insecure else FAIL, distrust, step)
     elif days < _CERTIFICATE_DAYS:
         yield Finding("certificate", WARN, f"valid for {days:.0f} days", "renew it: TLS_CERT, TLS_KEY")
     else:
@@ -388,6 +397,12 @@ _Judge = Callable[[str], bool]
 _HARMFUL: Final[tuple[tuple[str, _Judge, str, str], ...]] = (
     ("fsync", lambda value: value == "off", FAIL, "fsync = on, or a crash loses and corrupts data"),
     ("full_page_writes", lambda value: value == "off", FAIL, "full_page_writes = on, or a crash can corrupt data"),
+    (
+        "data_checksums",
+        lambda value: value == "off",
+        WARN,
+        "data_checksums = on (pg_checksums --enable while it is stopped), or damage on the disk goes unnoticed",
+    ),
     ("autovacuum", lambda value: value == "off", FAIL, "autovacuum = on, or tables grow for ever"),
     ("track_counts", lambda value: value == "off", FAIL, "track_counts = on, or autovacuum does nothing"),
     (

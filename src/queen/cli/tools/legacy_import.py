@@ -23,7 +23,7 @@ from queen.cli.common.exits import ServerFailed, UserError
 from queen.cli.common.output import Column, Output, Progress
 from queen.cli.common.tree import command, group
 
-app = group("Take over the data of a Queen 0.15.")
+app = group("Import the data of a Queen 0.15.")
 
 _TABLES: Final = {
     "queues",
@@ -72,7 +72,7 @@ def import_(
     output: Annotated[str | None, typer.Option("-o", "--output", help="table, json, yaml …")] = None,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors.")] = False,
 ) -> None:
-    """Take over the data of a Queen 0.15: queues, options, messages, groups, dead letters and traces.
+    """Import the data of a Queen 0.15: queues, options, messages, groups, dead letters and traces.
 
     Order, ids, transaction ids and times of messages stay. The old server may run meanwhile: run it
     once, stop the old producers and consumers, run it again for the rest, and start the new server.
@@ -189,18 +189,27 @@ class Importer:
         return {**row, "groups": len(groups), "verified": None}
 
     async def verify(self, queue: str, bar: Progress) -> bool:
-        """Whether both sides hold the same messages of a queue, as far as they were taken over."""
+        """Whether all messages of a queue are here that were taken over, as the other side has them.
+
+        Those that it has removed since, as its retention does, have nothing to be compared with.
+        """
         progress = {row["source_id"]: row for row in await self._target.fetch(self._sql["import_progress"])}
         for partition in self._partitions.get(queue, []):
             place = progress[partition["id"]]
-            there, here = _Digest(), _Digest()
+            there, here, stored = _Digest(), _Digest(), 0
+            messages = self._stored_messages(place["partition_id"], place["messages"])
             async for message in self._old_messages(partition["id"], _EARLIEST, _NO_ID, None):
                 if (message["created_at"], message["id"]) > (place["last_created_at"], place["last_id"]):
                     break
                 there.add(message["id"], message["transaction_id"], message["created_at"], self._payload(message))
+                async for one in messages:
+                    stored += 1
+                    if one[0] == message["id"]:
+                        here.add(*one)
+                        break
                 bar.advance()
-            await self._digest_stored(place["partition_id"], place["messages"], here)
-            if there.value != here.value:
+            stored += len([one async for one in messages])
+            if there.value != here.value or stored != place["messages"]:
                 return False
         return True
 
@@ -394,12 +403,15 @@ class Importer:
             offsets.update({uuid.UUID(int=first + index): row["base_offset"] + index for index in range(row["count"])})
         return offsets
 
-    async def _digest_stored(self, partition_id: int, messages: int, digest: _Digest) -> None:
+    async def _stored_messages(
+        self, partition_id: int, most: int
+    ) -> AsyncIterator[tuple[uuid.UUID, str, datetime, bytes]]:
+        """The first messages of a partition here, as a digest takes them."""
         from queen.wire.ids import IdBlock
         from queen.wire.segment import Segment
 
-        at = 0
-        while digest.count < messages:
+        at = count = 0
+        while count < most:
             rows = await self._target.fetch(self._sql["import_stored"], partition_id, at, self._batch)
             if not rows:
                 return
@@ -407,10 +419,11 @@ class Importer:
                 block = IdBlock.parse(row["ids"][:16])
                 segment = Segment(row["base_offset"], row["created_at"], block, self._envelope.open(row["body"]))
                 names = segment.transaction_ids()
-                for index in range(min(segment.count, messages - digest.count)):
+                for index in range(min(segment.count, most - count)):
                     if not segment.is_deleted(index):
-                        name = uuid.UUID(segment.block.text(index))
-                        digest.add(name, names[index], row["created_at"], segment.payload(index))
+                        count += 1
+                        message_id = uuid.UUID(segment.block.text(index))
+                        yield message_id, names[index], row["created_at"], segment.payload(index)
                 at = row["base_offset"] + row["count"]
 
     async def _group(self, name: str) -> int:

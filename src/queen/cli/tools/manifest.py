@@ -31,6 +31,7 @@ from queen.cli.common.arguments import QUEUE_MODE, DryRun, Yes, opened, writer
 from queen.cli.common.exits import NothingFound, UserError
 from queen.cli.common.log import positions
 from queen.cli.common.output import Output
+from queen.cli.common.printable import printable
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_time
 from queen.cli.common.tree import command, group
@@ -47,6 +48,9 @@ _FIELDS: Final[Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "Pipeline": (("name", "sources", "sinks"), ("steps", "trigger", "dead_letters")),
 }
 """Kinds of documents: the fields that they must have, and those that they may have."""
+
+_TEXTS: Final = frozenset({"name", "namespace", "task", "queue", "mode"})
+"""Fields that are names, in documents of any kind."""
 
 _PAUSES: Final[Mapping[str, tuple[str, str]]] = {
     "Queue": ("pause_queue", "resume_queue"),
@@ -106,16 +110,22 @@ def apply(
     documents = read_documents(file)
     if not documents:
         raise NothingFound
-    changes = list(plan(session, documents, prune=prune, seek=seek))
+    changes = []
+    with session.out.progress("comparing") as bar:
+        for change in plan(session, documents, prune=prune, seek=seek):
+            changes.append(change)
+            bar.advance()
     doomed = [change for change in changes if change.action == "delete"]
     if doomed and not dry_run:
         session.confirm(yes, f"deleting {', '.join(f'{one.kind} {one.name}' for one in doomed)}")
     as_table = session.out.given in (None, "table", "wide")
-    for change in changes:
-        if change.act is not None and not dry_run:
-            change.act()
-        if as_table:
-            _describe(session.out, change, diff, dry_run)
+    with session.out.progress("applying", len(changes), beside_lines=as_table) as bar:
+        for change in changes:
+            if change.act is not None and not dry_run:
+                change.act()
+            if as_table:
+                _describe(session.out, change, diff, dry_run)
+            bar.advance()
     if not as_table:
         session.out.value([change.row for change in changes])
 
@@ -452,7 +462,7 @@ def _check(document: Any, where: str) -> None:
     if not isinstance(document, dict) or "kind" not in document:
         raise UserError(f"{where} has no kind; it is one of {', '.join(_FIELDS)}")
     kind = document["kind"]
-    if kind not in _FIELDS:
+    if not isinstance(kind, str) or kind not in _FIELDS:
         raise UserError(f"{where} is of unknown kind {kind!r}{_nearest(str(kind), list(_FIELDS))}")
     needed, allowed = _FIELDS[kind]
     for name in needed:
@@ -460,10 +470,14 @@ def _check(document: Any, where: str) -> None:
             raise UserError(f"{where}: a {kind} needs {name}")
     for name in document:
         if name not in ("kind", *needed, *allowed):
-            raise UserError(f"{where}: a {kind} has no {name!r}{_nearest(name, [*needed, *allowed])}")
+            raise UserError(f"{where}: a {kind} has no {name!r}{_nearest(str(name), [*needed, *allowed])}")
+    for name in _TEXTS.intersection(document):
+        # YAML takes 7, on and 2026-01-01 for a number, true and a date.
+        if not isinstance(document[name], str | None):
+            raise UserError(f"{where}: {name} must be text, not {document[name]}; put it in quotes")
     if kind == "WriteMode" and document["mode"] not in ("sync", "buffered"):
         raise UserError(f"{where}: mode is sync or buffered, not {document['mode']!r}")
-    if kind == "Quota" and (not isinstance(document["perMinute"], int) or document["perMinute"] < 0):
+    if kind == "Quota" and (type(document["perMinute"]) is not int or document["perMinute"] < 0):
         raise UserError(f"{where}: perMinute is a whole number, not {document['perMinute']!r}")
     if not isinstance(document.get("paused", False), bool):
         raise UserError(f"{where}: paused is true or false, not {document['paused']!r}")
@@ -472,7 +486,10 @@ def _check(document: Any, where: str) -> None:
     if kind == "Pipeline":
         _check_pipeline(document, where)
     if "seek-to" in document and str(document["seek-to"]).lower() not in END_WORDS:
-        parse_time(str(document["seek-to"]))
+        try:
+            parse_time(str(document["seek-to"]))
+        except typer.BadParameter as error:
+            raise UserError(f"{where}: seek-to: {error.message}") from error
 
 
 def _check_pipeline(document: Mapping[str, Any], where: str) -> None:
@@ -499,14 +516,24 @@ def _check_pipeline(document: Mapping[str, Any], where: str) -> None:
 
 
 def _check_config(document: Mapping[str, Any], where: str, known: Mapping[str, str]) -> None:
+    from queen.errors import BadRequest
+    from queen.wire.api.resources.queues import QueueOptions
+    from queen.wire.api.resources.topics import TopicOptions
+    from queen.wire.options import read_options
+
     config = document.get("config") or {}
     if not isinstance(config, dict):
         raise UserError(f"{where}: config must be options with their values")
     for name, value in config.items():
         if name not in known:
-            raise UserError(f"{where}: there is no option {name!r}{_nearest(name, list(known))}")
+            raise UserError(f"{where}: there is no option {name!r}{_nearest(str(name), list(known))}")
         if value is not None and not isinstance(value, int):
             raise UserError(f"{where}: option {name} must be a whole number, true or false, not {value!r}")
+    try:
+        # As the server would, but before anything is changed.
+        read_options(QueueOptions if document["kind"] == "Queue" else TopicOptions, config)
+    except BadRequest as error:
+        raise UserError(f"{where}: {str(error).partition(' (at ')[0]}") from error
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -606,4 +633,4 @@ def _describe(out: Output, change: Change, diff: bool, dry_run: bool) -> None:
 
 
 def _shown(value: Any) -> str:
-    return "default" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return "default" if value is None else str(value).lower() if isinstance(value, bool) else printable(str(value))

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queen.cli.common.arguments import Namespace
-from queen.cli.common.exits import UserError
+from queen.cli.common.exits import UserError, explain
 from queen.cli.common.output import Column
+from queen.cli.common.printable import on_one_line
 from queen.cli.common.session import Session
 from queen.cli.common.times import age, parse_duration
 from queen.cli.common.tree import command, group
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 app = group("Watch queues, groups, lag and rates live.")
 
+_FRAME_LINES = 6
+"""Lines of the screen that are neither the head nor a queue or a group."""
 _SORTS = ("pending", "rate", "lag", "name")
 _QUEUES = (
     Column("QUEUE", "name"),
@@ -127,7 +130,9 @@ def _rate(value: float | None) -> str:
 def _live(session: Session, seconds: float, sort: str, namespace: str | None, limit: int) -> None:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
+    from queen.client.errors import AuthError
     from queen.errors import QueenError
 
     console = Console(no_color=not session.out.color)
@@ -136,47 +141,67 @@ def _live(session: Session, seconds: float, sort: str, namespace: str | None, li
         while True:
             try:
                 now = take_snapshot(session, namespace)
-                live.update(_view(session, before, now, sort, limit), refresh=True)
+                live.update(_view(session, before, now, sort, limit, console), refresh=True)
                 before = now
+            except AuthError:
+                # It will not go by itself.
+                raise
             except QueenError as error:
-                live.update(f"{session.server.url}: {error}; trying again", refresh=True)
+                live.update(Text(f"{explain(error)[1].partition('; ')[0]}; trying again"), refresh=True)
             pressed = key(seconds)
             if pressed in ("q", "\x03", "\x1b"):
                 return
             sort = {"p": "pending", "r": "rate", "l": "lag", "n": "name"}.get(pressed, sort)
 
 
-def _view(session: Session, before: Snapshot | None, now: Snapshot, sort: str, limit: int) -> RenderableType:
+def _view(
+    session: Session,
+    before: Snapshot | None,
+    now: Snapshot,
+    sort: str,
+    limit: int,
+    console: Console,
+) -> RenderableType:
     from rich.console import Group
+    from rich.text import Text
 
     messages, throughput = now.overview["messages"], now.overview["throughput"]
-    head = (
-        f"[bold]{session.server.url}[/bold]  {time.strftime('%H:%M:%S')}  queues {now.overview['queues']}"
+    head = Text(session.server.url, style="bold")
+    head.append(
+        f"  {time.strftime('%H:%M:%S')}  queues {now.overview['queues']}"
         f"  partitions {now.overview['partitions']}  pending {messages['pending']}"
         f"  dead letters {messages['deadLetter']}"
-        f"  in {throughput['ingestedPerSecond']:.1f}/s  out {throughput['processedPerSecond']:.1f}/s"
+        f"  in {throughput['ingestedPerSecond']:.1f}/s  out {throughput['processedPerSecond']:.1f}/s",
+        style="not bold",
     )
+    queues = queue_rows(before, now, sort)[:limit]
     groups = sorted(now.groups, key=lambda group: -(group["maxTimeLag"] or 0))[:limit]
-    foot = f"[dim]sorted by {sort}; p pending, r rate, l lag, n name, q quit[/dim]"
-    return Group(
-        head, "", _table(_QUEUES, queue_rows(before, now, sort)[:limit]), "", _table(_GROUPS, groups), "", foot
-    )
+    # What is below the edge of the screen would not be seen: groups have up to half of it, queues the rest.
+    room = console.height - _FRAME_LINES - len(head.wrap(console, console.width))
+    groups = groups[: max(1, room // 2, room - len(queues))]
+    queues = queues[: max(1, room - len(groups))]
+    foot = Text(f"sorted by {sort}; p pending, r rate, l lag, n name, q quit", style="dim")
+    return Group(head, "", _table(_QUEUES, queues), "", _table(_GROUPS, groups), "", foot)
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=True)
+        # In a narrow terminal names are cut, and numbers are not.
+        table.add_column(column.heading, justify="right" if column.right else "left", no_wrap=column.right)
     for row in rows:
-        table.add_row(*(column.text(row) for column in columns))
+        # As text: what looks like markup is part of a name.
+        cells = (on_one_line(column.text(row)) for column in columns)
+        table.add_row(*(Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells))
     return table
 
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Any]:
-    """A function that waits for a key for so many seconds, and gives it, or nothing."""
+    """A function that waits for a key for some seconds, and gives it, or nothing."""
     if not sys.stdin.isatty():
 
         def sleep(seconds: float) -> str:

@@ -17,6 +17,7 @@ LEASE_LOST = "Invalid or expired lease"
 COMPLETED = "completed"
 FAILED = "failed"
 RETRY = "retry"
+DEAD = "dlq"
 
 RENEWAL_SECONDS = 60
 
@@ -167,6 +168,8 @@ def status_text(status: bool | str) -> str:
     """The status as text: True is `completed`, False is `failed`."""
     if isinstance(status, str):
         return status
+    if isinstance(status, Mapping):
+        raise TypeError("the context of an ack comes after its status: ack(message, True, {'group': …})")
     return COMPLETED if status else FAILED
 
 

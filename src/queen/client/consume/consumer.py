@@ -13,9 +13,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from queen.client.config import ClientLog
-from queen.client.consume.acks import COMPLETED, FAILED, RENEWAL_SECONDS, RETRY, Ack, AckResult, lease_ids
+from queen.client.consume.acks import COMPLETED, DEAD, FAILED, RENEWAL_SECONDS, RETRY, Ack, AckResult, lease_ids
 from queen.client.consume.transport import Transport
-from queen.client.errors import TRANSIENT, LeaseLostError, QueenError, RequestError
+from queen.client.errors import TRANSIENT, DeadLetterError, LeaseLostError, QueenError, RequestError, text_of_error
 from queen.client.http import HttpClient
 from queen.client.types import QUEUE_MODE, Message, TraceConfig
 
@@ -70,8 +70,8 @@ class Deliveries(Protocol[M]):
         """Lease up to `batch` messages; empty after the timeout."""
         ...
 
-    async def settle(self, delivered: Sequence[M], error: str | None) -> list[AckResult]:
-        """Acknowledge messages as completed, or as failed with an error; results in the same order."""
+    async def settle(self, delivered: Sequence[M], error: str | None, *, dead: bool = False) -> list[AckResult]:
+        """Acknowledge messages as completed, or as failed with an error (for good if `dead`); results in that order."""
         ...
 
     async def release_leases(self, delivered: Sequence[M]) -> None:
@@ -158,8 +158,8 @@ class QueueDeliveries:
         self._tracer.attach(messages)
         return messages
 
-    async def settle(self, delivered: Sequence[Message], error: str | None) -> list[AckResult]:
-        status = COMPLETED if error is None else FAILED
+    async def settle(self, delivered: Sequence[Message], error: str | None, *, dead: bool = False) -> list[AckResult]:
+        status = COMPLETED if error is None else DEAD if dead else FAILED
         acks = [Ack(one["transactionId"], one["partitionId"], one["leaseId"], status, error) for one in delivered]
         return await self._transport.ack(acks)
 
@@ -364,19 +364,19 @@ class Consumer(Generic[M]):
                 raise
             if not self._options.auto_ack:
                 raise
-            text = f"{type(error).__name__}: {error}"
+            text = text_of_error(error)
             self._log.warning("Consumer.handler", f"handler failed for {len(messages)} messages: {text}")
-            return await self._settle(messages, text)
+            return await self._settle(messages, text, dead=isinstance(error, DeadLetterError))
         if self._options.auto_ack:
             await self._settle(messages)
         return None
 
-    async def _settle(self, messages: list[M], error: str | None = None) -> list[AckResult]:
+    async def _settle(self, messages: list[M], error: str | None = None, *, dead: bool = False) -> list[AckResult]:
         """Acknowledge, retrying until a server responds: unacknowledged messages would be redelivered."""
         failures = 0
         while True:
             try:
-                results = await self._deliveries.settle(messages, error)
+                results = await self._deliveries.settle(messages, error, dead=dead)
                 break
             except TRANSIENT as failure:
                 failures += 1

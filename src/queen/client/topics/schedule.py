@@ -25,6 +25,13 @@ _LEAD_TIME: Final = timedelta(seconds=60)
 _MAX_SLEEP_SECONDS: Final = 30.0
 
 
+def check_schedule(cron: str, timezone: str, catch_up: float) -> None:
+    """Raises `ValueError` for what is no schedule, or one that never ticks."""
+    if not 0 <= catch_up <= MAX_CATCH_UP_SECONDS:
+        raise ValueError(f"catch_up must be from 0 to {MAX_CATCH_UP_SECONDS:.0f} seconds, not {catch_up}")
+    _next_ticks(cron, datetime.now(_zone(timezone)), 1)
+
+
 class Schedule(Deferred[None]):
     """A schedule; runs when awaited, until the signal is set or the task is cancelled."""
 
@@ -40,8 +47,7 @@ class Schedule(Deferred[None]):
         signal: asyncio.Event | None,
     ) -> None:
         """`item` is in wire format, without idempotency key and time."""
-        if not 0 <= catch_up <= MAX_CATCH_UP_SECONDS:
-            raise ValueError(f"catch_up must be from 0 to {MAX_CATCH_UP_SECONDS:.0f} seconds, not {catch_up}")
+        check_schedule(cron, timezone, catch_up)
         self._calls = calls
         self._log = log
         self._cron = cron
@@ -50,17 +56,13 @@ class Schedule(Deferred[None]):
         self._zone = _zone(timezone)
         self._catch_up = timedelta(seconds=catch_up)
         self._signal = signal
-        self.next()
 
     def __await__(self) -> Generator[Any, None, None]:
         return self._run().__await__()
 
     def next(self, count: int = 1, after: datetime | None = None) -> list[datetime]:
         """The next ticks."""
-        ticks = list(itertools.islice(self._ticks(after or datetime.now(UTC)), count))
-        if len(ticks) < count:
-            raise ValueError(f"{self._cron!r} never ticks again (like February 30)")
-        return ticks
+        return _next_ticks(self._cron, (after or datetime.now(UTC)).astimezone(self._zone), count)
 
     async def _run(self) -> None:
         last = datetime.now(UTC) - self._catch_up
@@ -98,14 +100,6 @@ class Schedule(Deferred[None]):
     def _key(self, tick: datetime) -> str:
         return f"schedule:{self._name}:{tick.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
-    def _ticks(self, after: datetime) -> CronSim:
-        try:
-            return CronSim(self._cron, after.astimezone(self._zone))
-        except CronSimError as error:
-            raise ValueError(
-                f"{self._cron!r} is not a cron expression like '*/5 * * * *' (minute hour day month weekday): {error}"
-            ) from error
-
     async def _sleep_until(self, until: datetime) -> bool:
         """Sleep; False if stopped meanwhile."""
         while (left := (until - datetime.now(UTC)).total_seconds()) > 0 and not self._stopped:
@@ -119,6 +113,18 @@ class Schedule(Deferred[None]):
     @property
     def _stopped(self) -> bool:
         return self._signal is not None and self._signal.is_set()
+
+
+def _next_ticks(cron: str, after: datetime, count: int) -> list[datetime]:
+    try:
+        ticks = list(itertools.islice(CronSim(cron, after), count))
+    except CronSimError as error:
+        raise ValueError(
+            f"{cron!r} is not a cron expression like '*/5 * * * *' (minute hour day month weekday): {error}"
+        ) from error
+    if len(ticks) < count:
+        raise ValueError(f"{cron!r} never ticks again (like February 30)")
+    return ticks
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 from queen.client.threads import BackgroundLoop, consume_in_threads, stop_when_set
 from queen.client.topics.items import EnqueueItems, ItemRefs, TopicCounts, TopicItem
 from queen.client.topics.topic import TopicBuilder, TopicDlqOptions, TopicOptions
-
-if TYPE_CHECKING:
-    from queen.client.client import Queen
 
 T = TypeVar("T")
 
@@ -20,11 +17,9 @@ T = TypeVar("T")
 class TopicSync(TopicOptions):
     """Builder for one topic, several, or all topics of a namespace."""
 
-    def __init__(self, background: BackgroundLoop, queen: Queen, namespace: str, names: Sequence[str]) -> None:
+    def __init__(self, background: BackgroundLoop, make_builder: Callable[[], TopicBuilder]) -> None:
         self._background = background
-        self._queen = queen
-        self._namespace = namespace
-        self._names = names
+        self._make_builder = make_builder
 
     def enqueue(self, items: EnqueueItems) -> list[int]:
         """Enqueue an item or a list of items atomically; returns their ids in order. See `TopicBuilder.enqueue`."""
@@ -72,9 +67,9 @@ class TopicSync(TopicOptions):
         """Acknowledge one or several items, which removes them. Raises `LeaseLostError` if a lease has expired."""
         self._run(lambda builder: builder.ack(items))
 
-    def nack(self, items: ItemRefs, error: str | None = None) -> Any:
-        """Report one or several items as failed: they are retried with backoff, or become dead letters."""
-        return self._run(lambda builder: builder.nack(items, error))
+    def nack(self, items: ItemRefs, error: str | None = None, *, dlq: bool = False) -> Any:
+        """Report one or several items as failed; see `TopicBuilder.nack`."""
+        return self._run(lambda builder: builder.nack(items, error, dlq=dlq))
 
     def extend(self, items: ItemRefs, seconds: float | None = None) -> Any:
         """Extend the leases to at least `seconds` from now; returns their expiry."""
@@ -110,8 +105,8 @@ class TopicSync(TopicOptions):
 
     def _builder(self) -> TopicBuilder:
         """The asynchronous builder with the same options."""
-        builder = self._queen.topic(self._namespace, *self._names)
-        own = ("_background", "_queen", "_namespace", "_names")
+        builder = self._make_builder()
+        own = ("_background", "_make_builder")
         vars(builder).update({name: value for name, value in vars(self).items() if name not in own})
         return builder
 

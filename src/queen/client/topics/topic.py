@@ -133,11 +133,11 @@ class TopicDeliveries:
             self._source, batch, timeout_millis if self._wait else None, self._lease, attempts=1
         )
 
-    async def settle(self, delivered: Sequence[TopicItem], error: str | None) -> list[AckResult]:
+    async def settle(self, delivered: Sequence[TopicItem], error: str | None, *, dead: bool = False) -> list[AckResult]:
         refs = refs_of(delivered, self._source)
         if error is None:
             return [*await self._calls.settle("ack", refs, attempts=1)]
-        return [*await self._calls.settle("nack", [{**ref, "error": error} for ref in refs], attempts=1)]
+        return [*await self._calls.settle("nack", _failed(refs, error, dead), attempts=1)]
 
     async def release_leases(self, delivered: Sequence[TopicItem]) -> None:
         await self._calls.settle("release", refs_of(delivered, self._source), attempts=1)
@@ -310,14 +310,21 @@ class TopicBuilder(TopicOptions):
         await self._calls.settle_all("ack", refs_of(items, self._source))
 
     @overload
-    async def nack(self, items: ItemRef, error: str | None = None) -> NackResponse: ...
+    async def nack(self, items: ItemRef, error: str | None = None, *, dlq: bool = False) -> NackResponse: ...
 
     @overload
-    async def nack(self, items: ItemRefs, error: str | None = None) -> NackResponse | list[NackResponse]: ...
+    async def nack(
+        self, items: ItemRefs, error: str | None = None, *, dlq: bool = False
+    ) -> NackResponse | list[NackResponse]: ...
 
-    async def nack(self, items: ItemRefs, error: str | None = None) -> NackResponse | list[NackResponse]:
-        """Report one or several items as failed: they are retried with backoff, or become dead letters."""
-        refs = [{**ref, "error": error} for ref in refs_of(items, self._source)]
+    async def nack(
+        self, items: ItemRefs, error: str | None = None, *, dlq: bool = False
+    ) -> NackResponse | list[NackResponse]:
+        """Report one or several items as failed: they are retried with backoff, or become dead letters.
+
+        With `dlq` they are dead letters at once.
+        """
+        refs = _failed(refs_of(items, self._source), error, dlq)
         responses: list[NackResponse] = [
             {"dlq": one.dlq, "retry_in_seconds": one.retry_in_seconds}
             for one in await self._calls.settle_all("nack", refs)
@@ -417,6 +424,11 @@ class ConsumeTopic(Deferred[None]):
         """Consume until the limit, the idle time, the signal, SIGTERM, or `close()` of the client."""
         consumer = Consumer(self._deliveries, self._handler, self._options, self._engine.http, self._engine.log)
         return self._engine.run(consumer, self._signal).__await__()
+
+
+def _failed(refs: Sequence[Mapping[str, Any]], error: str | None, dead: bool) -> list[dict[str, Any]]:
+    """Items of a nack."""
+    return [{**ref, "error": error, "dlq": dead} if dead else {**ref, "error": error} for ref in refs]
 
 
 def _as_given(items: ItemRefs, responses: list[R]) -> R | list[R]:

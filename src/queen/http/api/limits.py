@@ -19,6 +19,8 @@ from queen.wire.topics.requests import MOST_ITEMS
 
 # A body that is shorter is not looked at: it cannot hold more items than any sensible limit.
 _SHORT: Final = 64 * 1024
+# An item that names its queue, topic or message takes more bytes than this.
+_SMALLEST_ITEM: Final = 8
 # Bodies of requests that are no lists of messages: what they hold is decoded to objects, many times as large.
 _MOST_BYTES: Final = 4 << 20
 _LISTS: Final = frozenset(
@@ -70,7 +72,7 @@ class _Limit:
 
     def counted(self, body: bytes) -> int:
         """How many items a body has, or its beginning, if those are too many already; 0: surely not too many."""
-        if len(body) <= self.most:
+        if len(body) <= self.most * _SMALLEST_ITEM:
             return 0
         # Each item has a brace of its own; where there are fewer, nothing need be decoded.
         most, seen = self.braces + self.most, 0
@@ -106,8 +108,8 @@ class RequestLimits:
         items = _Limit(MOST_ITEMS, "", _count_array, 0, b"]")
         self._limits |= {prefix + path: items for path in _TOPIC_LISTS for prefix in ("", _TOPICS)}
         shortest = min(limit.most for limit in self._limits.values())
-        self.looks_from = min(_SHORT, shortest)
-        """A body that is shorter than so many bytes is within the limits."""
+        self.looks_from = min(_SHORT, shortest * _SMALLEST_ITEM)
+        """A body that is shorter than this number of bytes is within the limits."""
 
     def refusal(self, request: Request) -> Response | None:
         """What a request is answered that asks for too much; None if it does not."""

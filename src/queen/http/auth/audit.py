@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import asyncpg
@@ -13,13 +14,24 @@ import msgspec
 
 from queen.broker.broker import Broker
 from queen.errors import QueenError
+from queen.http.auth.resources import is_about_topics
 from queen.http.server.errors import status_for
 from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.wire.ids import parse_partition_uuid
 
 _MOST_BODY: Final = 8192
-_MOST_POSITIONS: Final = 100
+# Of a longer one lists and texts are cut, and what is cut says so.
+_MOST_SHORTENED: Final = 65_536
+_MOST_ENTRIES: Final = 20
+_MOST_TEXT: Final = 200
+# Deeper than anything that is declared: who reads the log need not be able to decode more.
+_DEEPEST: Final = 50
+_CUT: Final = "..."
+_MOST_ROWS: Final = 100
 _HIDDEN: Final = "***"
+_SECRET_NAME: Final = re.compile("password|secret", re.IGNORECASE)
+# What a pipeline writes to may have a password in its address.
+_PASSWORD_IN_URL: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
 # What changes how others work, although it needs no administrator.
 _AUDITED: Final = frozenset(
     {
@@ -49,6 +61,8 @@ _AUDITED: Final = frozenset(
         "DELETE /api/v1/ephemeral/queue/{queue}",
     }
 )
+# These can be asked only to count what they would change: `dryRun` of their bodies.
+_COUNTING: Final = frozenset({f"POST /api/v1/messages/{verb}" for verb in ("delete", "retry", "dlq")})
 # Hosts of one cluster talk to each other all the time.
 _NEVER: Final = ("/internal/api/",)
 
@@ -68,17 +82,23 @@ class Audit:
     def __init__(self, brokers: Sequence[Broker]) -> None:
         self._brokers = brokers
 
-    def around(self, route: Route, handler: Handler) -> Handler:
-        """The handler of an audited route, with a note of each call."""
+    def around(self, route: Route, handler: Handler, sent: Mapping[str, Any] | None = None) -> Handler:
+        """The handler of an audited route, with a note of each call. `sent` stands for bodies that are no JSON."""
         action = f"{route.method} {route.pattern}"
+        may_count = action in _COUNTING
 
         async def audited(request: Request) -> Response:
-            before, body = await self._before(request), request.body
+            body = request.body if sent is None else msgspec.json.encode(sent)
+            if may_count and _only_counts(body):
+                result = handler(request)
+                return await result if inspect.isawaitable(result) else result
+            before = await self._before(request, body)
             try:
                 result = handler(request)
                 response = await result if inspect.isawaitable(result) else result
             except Exception as error:
-                await self._note(request, action, status_for(error), before, body)
+                # Errors of SQS have statuses of their own.
+                await self._note(request, action, getattr(error, "status", None) or status_for(error), before, body)
                 raise
             # What was sent says what there is now; where nothing was sent, the answer does.
             await self._note(request, action, response.status, before, body or response.body)
@@ -86,23 +106,40 @@ class Audit:
 
         return audited
 
-    async def _before(self, request: Request) -> Any:
-        """The state before the change: modes, a group, a topic, a quota, the options of a queue."""
-        path, params = request.path, request.params
+    async def _before(self, request: Request, body: bytes) -> Any:
+        """The state before the change: modes, a group, a topic, a quota, a declaration, the options of a queue."""
+        path, params, sent = request.path, request.params, _named_in(body)
         if path.startswith("/api/v1/system/maintenance"):
             modes = self._brokers[0].modes
             return {"push": modes.push_maintenance, "pop": modes.pop_maintenance}
         try:
             if "group" in params:
-                return await self._positions(params["group"], params.get("queue"))
-            if path.startswith("/api/v1/topics"):
+                return await self._group(path, params["group"], params.get("queue"))
+            if request.route is not None and is_about_topics(request.route):
                 return await self._topic(request)
+            if path.startswith("/api/v1/pipeline-declarations"):
+                return await self._row("audit_pipeline", params.get("pipeline") or sent.name)
+            if path.startswith("/api/v1/ephemeral"):
+                return await self._row("audit_ephemeral", params.get("queue") or sent.queue)
+            if path.startswith("/api/v1/shards"):
+                return await self._shard(sent)
+            if "stream" in params:
+                return await self._row("audit_stream", params["stream"])
             if "partition" in params:
                 return await self._place(params["partition"])
-            return await self._queue(params.get("queue") or request.query.get("queue") or _named_in(request.body).queue)
+            if sent.sqs_queue is not None:
+                return await self._row("audit_sqs_queue", sent.sqs_queue)
+            return await self._queue(params.get("queue") or request.query.get("queue") or sent.queue)
         except (QueenError, asyncpg.PostgresError):
             # The handler will say what is wrong.
             return None
+
+    async def _row(self, statement: str, name: str | None) -> Any:
+        """What a statement finds under a name, on whichever shard."""
+        for broker in self._brokers:
+            for row in await broker.database.fetch(statement, name):
+                return msgspec.json.decode(row["found"])
+        return None
 
     async def _queue(self, name: str | None) -> Any:
         if not name:
@@ -116,29 +153,47 @@ class Audit:
 
     async def _place(self, partition_id: str) -> Any:
         """The queue and the partition of a message."""
-        parsed = parse_partition_uuid(partition_id)
-        if parsed is None:
+        partition = parse_partition_uuid(partition_id)
+        if partition is None:
             return None
         for broker in self._brokers:
-            for found in (await broker.catalog.partitions_by_id([parsed[1]])).values():
+            for found in (await broker.catalog.partitions_by_id([partition])).values():
                 return {"queue": found.queue_name, "partition": found.name}
         return None
 
-    async def _positions(self, group: str, queue: str | None) -> Any:
-        """Where a group is, on some of its partitions."""
+    async def _shard(self, sent: _Named) -> Any:
+        """Where a queue or a topic is."""
+        for number, broker in enumerate(self._brokers):
+            if (sent.queue and await broker.catalog.queue(sent.queue)) or (
+                sent.namespace and sent.topic and await broker.topics.admin.counts(sent.namespace, sent.topic)
+            ):
+                return {"shard": number}
+        return None
+
+    async def _group(self, path: str, group: str, queue: str | None) -> Any:
+        """Where a group is; whether it is paused, or since when it is subscribed, where that is what changes."""
+        if path.endswith(("/pause", "/resume")):
+            found = await self._queue(queue)
+            return {"paused": group in found["paused_groups"]} if found is not None else None
+        if path.endswith("/subscription"):
+            return await self._some("subscriptions", "audit_subscriptions", group)
+        return await self._some("positions", "audit_positions", group, queue)
+
+    async def _some(self, name: str, statement: str, *arguments: str | None) -> Any:
+        """Some of the rows that a statement finds, on all shards."""
         rows = [
             dict(row)
             for broker in self._brokers
-            for row in await broker.database.fetch("audit_positions", group, queue, _MOST_POSITIONS)
+            for row in await broker.database.fetch(statement, *arguments, _MOST_ROWS)
         ]
-        return {"positions": rows[:_MOST_POSITIONS]} if rows else None
+        return {name: rows[:_MOST_ROWS]} if rows else None
 
     async def _topic(self, request: Request) -> Any:
         """The counts and options of a topic, or the quota or write mode of a namespace."""
         sent = _named_in(request.body)
         namespace = request.query.get("namespace") or sent.namespace or ""
         if request.path.endswith("/quotas"):
-            return {"per_minute": self._brokers[0].topics.quotas.limit(namespace)}
+            return {"per_minute": await self._brokers[0].topics.quotas.limit(namespace)}
         if request.path.endswith("/modes"):
             return {"mode": self._brokers[0].topics.modes.of(namespace)}
         topic = request.query.get("topic") or sent.topic
@@ -152,8 +207,8 @@ class Audit:
     async def _note(self, request: Request, action: str, status: int, before: Any, body: bytes) -> None:
         if 400 <= status < 500:
             return
-        # Text that is no JSON, or too much of it, is left out rather than cut to something else.
-        after = _without_passwords(body) if body and len(body) <= _MOST_BODY else None
+        # Text that is no JSON is left out rather than cut to something else.
+        after = _without_passwords(body) if body else None
         try:
             await self._brokers[0].database.fetch(
                 "audit_write",
@@ -162,7 +217,7 @@ class Audit:
                 action,
                 request.path,
                 status,
-                msgspec.json.encode(before).decode() if before is not None else None,
+                msgspec.json.encode(_redacted(before)).decode() if before is not None else None,
                 after.replace("\\u0000", "\\ufffd") if after is not None else None,
             )
         except (QueenError, asyncpg.PostgresError) as error:
@@ -181,26 +236,70 @@ class _Named(msgspec.Struct):
     queue: str | None = None
     namespace: str | None = None
     topic: str | None = None
+    name: str | None = None
+    queue_name: str | None = msgspec.field(default=None, name="QueueName")
+    queue_url: str | None = msgspec.field(default=None, name="QueueUrl")
+
+    @property
+    def sqs_queue(self) -> str | None:
+        """The queue that a request of SQS names."""
+        return self.queue_name or (self.queue_url.rpartition("/")[2] if self.queue_url else None)
 
 
 def _named_in(body: bytes) -> _Named:
+    """What a body names; of a list, its first entry."""
     try:
-        return msgspec.json.decode(body, type=_Named) if body else _Named()
+        found = msgspec.json.decode(body, type=_Named | list[_Named]) if body else _Named()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Named()
+    if isinstance(found, _Named):
+        return found
+    return found[0] if found else _Named()
+
+
+class _Counted(msgspec.Struct):
+    dry_run: bool = msgspec.field(default=False, name="dryRun")
+
+
+def _only_counts(body: bytes) -> bool:
+    try:
+        return msgspec.json.decode(body, type=_Counted).dry_run
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
 
 
 def _without_passwords(body: bytes) -> str | None:
-    """JSON as it came, but for passwords; None when it is no JSON."""
+    """JSON as it came, but for passwords and for what is cut of long ones; None when it is no JSON."""
     try:
         sent = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     shown = _redacted(sent)
+    if len(body) > _MOST_BODY:
+        # Blanks are no way to have a change noted without what it was.
+        short = msgspec.json.encode(_shortened(shown))
+        return short.decode() if len(short) <= _MOST_SHORTENED else None
     return body.decode(errors="replace") if shown == sent else msgspec.json.encode(shown).decode()
 
 
-def _redacted(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _HIDDEN if key.lower() == "password" else _redacted(one) for key, one in value.items()}
-    return [_redacted(one) for one in value] if isinstance(value, list) else value
+        return {key: _shortened(one) for key, one in value.items()}
+    if isinstance(value, str):
+        return value if len(value) <= _MOST_TEXT else f"{value[:_MOST_TEXT]}{_CUT} ({len(value)} characters)"
+    if not isinstance(value, list):
+        return value
+    kept = [_shortened(one) for one in value[:_MOST_ENTRIES]]
+    return kept if len(value) <= _MOST_ENTRIES else [*kept, f"{_CUT} ({len(value)} entries)"]
+
+
+def _redacted(value: Any, depth: int = 0) -> Any:
+    if depth > _DEEPEST:
+        return _CUT
+    if isinstance(value, dict):
+        return {
+            key: _HIDDEN if _SECRET_NAME.search(str(key)) else _redacted(one, depth + 1) for key, one in value.items()
+        }
+    if isinstance(value, str):
+        return _PASSWORD_IN_URL.sub(rf"\1{_HIDDEN}@", value)
+    return [_redacted(one, depth + 1) for one in value] if isinstance(value, list) else value

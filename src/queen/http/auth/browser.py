@@ -62,7 +62,7 @@ class BrowserRules:
         return self._hosts is None or _host_name(host) in self._hosts
 
     def check(self, request: Request) -> Response | None:
-        """What a browser is answered instead of what it asked for; None: nothing."""
+        """The refusal of a request that a browser sends for a foreign page; None: it may pass."""
         headers = request.headers
         origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
         if origin is None and site is None:
@@ -95,7 +95,7 @@ def takes_messages(route: Route) -> bool:
     """Whether a GET takes messages, or leases them."""
     if route.method != "GET" or route.upgrade is not None:
         return False
-    # By mqueue's scopes those who may read a topic dequeue from it.
+    # In mqueue's scopes, reading a topic includes dequeueing from it.
     return route.access is Access.READ_WRITE or route.pattern.endswith(("/dequeue", "/dequeue/many"))
 
 

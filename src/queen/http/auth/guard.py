@@ -27,8 +27,11 @@ Refusal = Response | None | Awaitable[Response | None]
 class SessionLookup(Protocol):
     """Whose session a token or, where there is none, a cookie is."""
 
+    def may_be_session(self, request: Request) -> bool:
+        """Whether a request has the cookie of a session, which may have ended."""
+
     def recall(self, request: Request, token: bytes | None) -> Principal | None:
-        """Who has sent the like of it a moment ago; None: it has to be looked at again."""
+        """Who sent a request with the same credentials a moment ago; None: they have to be verified again."""
 
     async def identify(self, request: Request, token: bytes | None) -> Principal | Response | None:
         """A refusal where another site sent it; None where there is no such session."""
@@ -37,6 +40,7 @@ class SessionLookup(Protocol):
 _CHALLENGE: Final = b'Bearer realm="queen"'
 _INSUFFICIENT: Final = "Insufficient permissions"
 _BEARER_PROTOCOL: Final = "bearer."
+_OF_THE_API: Final = ("/api/", "/streams/", "/ws/", "/internal/")
 _KNOWN_HEADERS: Final = 1024
 _LONGEST_KNOWN: Final = 4096
 
@@ -47,8 +51,16 @@ def check_security(settings: Settings) -> None:
     """Raises `SettingsError` where settings ask for security that they do not give; warns where they ask for none."""
     if settings.queen_login and not settings.jwt_secret:
         raise SettingsError("QUEEN_LOGIN is true, but JWT_SECRET is not set: sessions are signed with it")
+    if settings.queen_login and not settings.jwt_algorithm.startswith(("auto", "HS")):
+        raise SettingsError(
+            f"QUEEN_LOGIN is true, but JWT_ALGORITHM={settings.jwt_algorithm} does not admit its sessions, which are "
+            "signed with JWT_SECRET: leave JWT_ALGORITHM unset"
+        )
     if settings.queen_login and "*" in settings.cors_origins:
         raise SettingsError("CORS_ORIGINS=* and QUEEN_LOGIN=true exclude each other: name the origins")
+    if settings.tls_client_auth != "off" and "*" in settings.cors_origins:
+        # Browsers show certificates to whatever page asks, as they do with cookies.
+        raise SettingsError("CORS_ORIGINS=* and TLS_CLIENT_AUTH exclude each other: name the origins")
     if settings.jwt_enabled or settings.queen_login:
         _verifier(settings)
     elif settings.jwt_secret or settings.jwt_public_key or settings.jwt_jwks_url:
@@ -59,8 +71,18 @@ def check_security(settings: Settings) -> None:
         raise SettingsError(
             "QUEEN_PEERS needs QUEEN_SYNC_SECRET here: peers sign with it what they send, in place of tokens"
         )
-    if openness := open_to_anybody(settings):
+    check_sqs_keys(settings)
+    if openness := open_access_warning(settings):
         log.warning("%s", openness)
+
+
+def check_sqs_keys(settings: Settings) -> None:
+    """Raises `SettingsError` where clients of SQS would get in that do not say who they are."""
+    if settings.queen_sqs and settings.is_guarded and not settings.queen_sqs_keys:
+        raise SettingsError(
+            "QUEEN_SQS is true where clients have to say who they are, but QUEEN_SQS_KEYS is not set: "
+            "clients of SQS sign with keys"
+        )
 
 
 def _verifier(settings: Settings) -> TokenVerifier:
@@ -86,8 +108,10 @@ def _check_client_certificates(settings: Settings) -> None:
         )
 
 
-def open_to_anybody(settings: Settings) -> str:
-    """A warning about a server that is reachable from other machines without authentication; else empty."""
+def open_access_warning(settings: Settings) -> str:
+    """A warning about a server, or paths of it, that need no authentication from other machines; else empty."""
+    if settings.is_guarded and (skipped := [path for path in settings.jwt_skip_paths if path.startswith(_OF_THE_API)]):
+        return f"JWT_SKIP_PATHS opens {', '.join(skipped)} to everyone who reaches port {settings.port}"
     if settings.is_guarded or settings.listen_host in LOOPBACK_NAMES:
         return ""
     return (
@@ -166,7 +190,11 @@ class Guard:
         """What a client may consume over its WebSocket; None: everything, without an end."""
         if request.principal is None:
             return None
-        return resources.ConsumerLimits(request.principal, self._lookup)
+
+        def refused(detail: str) -> None:
+            self._refuse(request, 403, "resource", _INSUFFICIENT, detail)
+
+        return resources.ConsumerLimits(request.principal, self._lookup, refused)
 
     def start(self) -> None:
         if self._verifier is not None:
@@ -177,9 +205,9 @@ class Guard:
             await self._verifier.keys.stop()
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why good tokens may be refused; empty when they are not."""
-        return self._verifier.keys.trouble if self._verifier is not None else ""
+        return self._verifier.keys.problem if self._verifier is not None else ""
 
     def __call__(self, request: Request) -> Refusal:
         """None, if the handler may serve; its bearer is then `request.principal`. Else what is answered instead."""
@@ -220,7 +248,7 @@ class Guard:
             return self._refuse_token(request, unknown)
         except TokenRefused as refused:
             return self._refuse_token(request, refused)
-        if self.sessions is not None and is_session(verified.claims):
+        if self.sessions is not None and is_session(verified):
             # It may have been ended, and its owner may have another role by now.
             return self._check_session(request, route, self.sessions, token)
         if header is not None and len(header) <= _LONGEST_KNOWN:
@@ -242,7 +270,7 @@ class Guard:
         if token is None:
             principal = self._certificate_principal(request)
             if principal is None:
-                if self.sessions is not None and b"cookie" in headers:
+                if self.sessions is not None and b"cookie" in headers and self.sessions.may_be_session(request):
                     return None
                 return self._refuse(request, 401, "missing", "Authentication required")
         elif self._verifier is None:
@@ -254,7 +282,7 @@ class Guard:
                 return None
             except TokenRefused as refused:
                 return self._refuse_token(request, refused)
-            if self.sessions is not None and is_session(verified.claims):
+            if self.sessions is not None and is_session(verified):
                 return None
             principal = verified.principal
         return self._check_role(request, route, principal)
@@ -322,7 +350,7 @@ class Guard:
         return path in self._skipped or (bool(self._skipped_below) and path.startswith(self._skipped_below))
 
     def _refuse_token(self, request: Request, refused: TokenRefused) -> Response:
-        if isinstance(refused, KeyUnknown) and self._verifier is not None and self._verifier.keys.trouble:
+        if isinstance(refused, KeyUnknown) and self._verifier is not None and self._verifier.keys.problem:
             # The token may be valid: the client should retry with it, not fetch another.
             return self._refuse(request, 503, "keys", "The keys of the identity provider are not available; try again")
         return self._refuse(request, 401, refused.reason, refused.text)

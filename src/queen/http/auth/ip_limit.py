@@ -35,7 +35,7 @@ class IpLimit:
         return limited
 
     async def refusal(self, request: Request) -> Response | None:
-        """Count a request that no handler answers; what it is answered if it is one too many."""
+        """Count a request that no handler answers; returns the answer if it is one too many."""
         counted = await self._count(request)
         return None if counted.admitted else self._refuse(counted)
 

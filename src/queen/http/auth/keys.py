@@ -101,9 +101,9 @@ class KeyRing:
         return self._jwks
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Why tokens of the identity provider cannot be verified; empty when they can."""
-        return self._jwks.trouble if self._jwks is not None else ""
+        return self._jwks.problem if self._jwks is not None else ""
 
     def candidates(self, algorithm: str, kid: str | None) -> list[Key]:
         """The keys that may have signed a token with this header, the configured ones first."""
@@ -148,7 +148,7 @@ class Jwks:
         """`fetch` (an async function from the URL to a body) is for tests and for providers behind other clients."""
         self.url = url
         self.generation = 0
-        self.trouble = f"no keys have been fetched from JWT_JWKS_URL={url} yet"
+        self.problem = f"no keys have been fetched from JWT_JWKS_URL={url} yet"
         self._refresh_seconds = refresh_seconds
         self._fetch = fetch or fetch_text
         self._clock = clock
@@ -198,7 +198,7 @@ class Jwks:
     async def _keep_fresh(self) -> None:
         while True:
             await self.refresh()
-            await asyncio.sleep(_RETRY_SECONDS if self.trouble else self._refresh_seconds)
+            await asyncio.sleep(_RETRY_SECONDS if self.problem else self._refresh_seconds)
 
     def _fetch_ended(self, future: asyncio.Future[None]) -> None:
         self._fetching = None
@@ -207,7 +207,7 @@ class Jwks:
         self._fetched_at = self._clock()
         try:
             keys = read_jwks(await self._fetch(self.url))
-        except (OSError, TimeoutError, ValueError) as error:
+        except (OSError, TimeoutError, ValueError, RecursionError) as error:
             self._failed(error)
             return
         before = {_thumbprint(key) for entries in self._keys.values() for key in entries}
@@ -215,16 +215,16 @@ class Jwks:
         self._keys = keys
         if before - found:
             self.generation += 1
-        if self.trouble or before != found:
+        if self.problem or before != found:
             log.info("%d keys in force from JWT_JWKS_URL=%s", len(found), self.url)
-        self.trouble = ""
+        self.problem = ""
 
     def _failed(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
         kept = sum(len(keys) for keys in self._keys.values())
-        # With keys from before the server goes on as if nothing had happened; only without any it is in trouble.
+        # With keys from before the server goes on as if nothing had happened; only without any do tokens fail.
         if not kept:
-            self.trouble = f"no keys could be fetched from JWT_JWKS_URL={self.url}: {reason}"
+            self.problem = f"no keys could be fetched from JWT_JWKS_URL={self.url}: {reason}"
         log.warning("JWT_JWKS_URL=%s: %s; the %d keys fetched before stay in force", self.url, reason, kept)
 
 
@@ -319,7 +319,7 @@ def _read_secret(secret: str) -> OctKey:
         # If a public key were accepted as a secret, every client that knows it could sign with it.
         raise SettingsError("JWT_SECRET holds a PEM key: a public key belongs in JWT_PUBLIC_KEY")
     if not secret.strip():
-        raise SettingsError("JWT_SECRET is blank: anybody could guess it (openssl rand -hex 32 makes a good one)")
+        raise SettingsError("JWT_SECRET is blank: it can be guessed (openssl rand -hex 32 makes a good one)")
     if len(secret.encode()) < _SHORT_SECRET_BYTES:
         log.warning(
             "JWT_SECRET has %d bytes, fewer than the %d that HS256 needs to resist guessing: openssl rand -hex 32",

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from queen.broker.broker import Broker
+from queen.storage.database import can_be_stored
 from queen.wire.ids import is_uuid, parse_lease, parse_partition_uuid
 
 
@@ -17,6 +18,9 @@ class BrokerLookup:
 
     async def namespace_of(self, queue: str) -> str | None:
         """The namespace a queue is in; None when there is no such queue."""
+        if not can_be_stored(queue):
+            # The handler will say what is wrong with the name.
+            return None
         for broker in self._brokers:
             found = await broker.catalog.queue(queue)
             if found is not None:
@@ -25,8 +29,8 @@ class BrokerLookup:
 
     async def queues_of_partition(self, partition_id: str) -> Iterable[str]:
         """The queue of a partition; none when there is no such partition."""
-        parsed = parse_partition_uuid(partition_id)
-        return await self._queues_holding(parsed[1]) if parsed is not None else ()
+        partition = parse_partition_uuid(partition_id)
+        return await self._queues_holding(partition) if partition is not None else ()
 
     async def queues_of_lease(self, lease_id: str) -> Iterable[str]:
         """The queue of the partition that a lease is of."""

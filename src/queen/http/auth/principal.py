@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from queen.errors import SettingsError
 from queen.http.server.message import Access
 from queen.settings import Settings
 
@@ -19,7 +20,7 @@ ROLES: Final = {"admin": Access.ADMIN, "read-write": Access.READ_WRITE, "read-on
 
 
 class ClaimError(ValueError):
-    """A claim has a value that cannot be what it is for; the token is refused rather than read generously."""
+    """A claim has a value of the wrong kind; the token is refused rather than read generously."""
 
 
 class TokenRefused(Exception):
@@ -91,7 +92,7 @@ class Principal:
     expires: float = float("inf")
     """In seconds since 1970, skew included."""
     is_live: Callable[[], bool] | None = None
-    """Whether the session it stands for goes on; None: it is no session, and ends when it expires."""
+    """Whether its session has not ended; None: it belongs to no session, and ends when it expires."""
 
     @property
     def has_ended(self) -> bool:
@@ -124,6 +125,13 @@ class ClaimNames:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ClaimNames:
+        """Raises `SettingsError` where two roles have one name: each who has the lesser would have the greater."""
+        roles = (settings.jwt_role_admin, settings.jwt_role_read_write, settings.jwt_role_read_only)
+        if len(set(roles)) < len(roles):
+            raise SettingsError(
+                "JWT_ROLE_ADMIN, JWT_ROLE_READ_WRITE and JWT_ROLE_READ_ONLY have to differ: "
+                f"they are {', '.join(map(repr, roles))}"
+            )
         return cls(
             settings.jwt_roles_claim,
             settings.jwt_roles_array_claim,
@@ -223,8 +231,12 @@ class Verified:
     claims: Mapping[str, Any]
     until: float
     generation: int
+    by_secret: bool
+    """Signed with `JWT_SECRET`."""
 
 
-def is_session(claims: Mapping[str, Any]) -> bool:
+def is_session(verified: Verified) -> bool:
     """Whether a token belongs to a login session: such tokens can be revoked before they expire."""
-    return isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)
+    claims = verified.claims
+    # Identity providers may have claims of these names, and sign with keys of their own.
+    return verified.by_secret and isinstance(claims.get("id"), int) and isinstance(claims.get("username"), str)

@@ -119,7 +119,7 @@ class QueueLookup(Protocol):
         """The queue of the partition that a lease is of; none when there is no such partition."""
 
     async def groups_of_lease(self, lease_id: str) -> Iterable[str]:
-        """The consumer group that holds a lease; none when nobody does."""
+        """The consumer group that holds a lease; none when the lease has ended."""
 
     async def queues_of_batch(self, run: str, batch: int) -> Iterable[str] | None:
         """The queues that messages were staged for; None when it cannot be said, because items of topics were."""
@@ -144,13 +144,13 @@ class Named:
     batches: set[tuple[str, int]] = field(default_factory=set)
     streams: set[str] = field(default_factory=set)
     stream_names: set[str] = field(default_factory=set)
-    unlimited: bool = False
-    """Nothing of what it does concerns one queue more than another."""
+    may_name_none: bool = False
+    """A request without names is not for all queues: its list is empty, or its items are checked one by one."""
 
     @property
-    def is_narrow(self) -> bool:
+    def is_specific(self) -> bool:
         return bool(
-            self.unlimited
+            self.may_name_none
             or self.queues
             or self.topics
             or self.namespaces
@@ -200,7 +200,7 @@ async def check(principal: Principal, route: Route, named: Named, lookup: QueueL
     check_scopes(principal, route, named)
     if not principal.is_limited:
         return
-    if not named.is_narrow and (principal.queues is not None or principal.namespaces is not None):
+    if not named.is_specific and (principal.queues is not None or principal.namespaces is not None):
         raise Refused("this request concerns all queues: name one that the token allows")
     if principal.groups is not None:
         for group in named.groups:
@@ -252,9 +252,11 @@ def check_scopes(principal: Principal, route: Route, named: Named) -> None:
 class ConsumerLimits:
     """What the bearer of a token may consume over one connection; each request on it is checked."""
 
-    def __init__(self, principal: Principal, lookup: QueueLookup) -> None:
+    def __init__(self, principal: Principal, lookup: QueueLookup, on_refused: Callable[[str], None]) -> None:
+        """`on_refused` is called with the reason when something on the connection was refused."""
         self._principal = principal
         self._lookup = lookup
+        self.on_refused = on_refused
         self.is_limited = principal.is_limited
 
     @property
@@ -311,7 +313,7 @@ def _check_namespace(principal: Principal, namespace: str) -> None:
 def _push(request: Request, named: Named) -> None:
     body = request.body
     named.add_items((decode_binary_push if body.startswith(MAGIC) else decode_push)(body).items)
-    named.unlimited = True  # of nothing at all
+    named.may_name_none = True
 
 
 def _ack(request: Request, named: Named) -> None:
@@ -324,11 +326,11 @@ def _ack_batch(request: Request, named: Named) -> None:
     items, group = decode_ack_batch(request.body)
     named.partitions.update(item.partition_id for item in items)
     named.groups.add(group or QUEUE_MODE)
-    named.unlimited = True
+    named.may_name_none = True
 
 
 def _transaction(request: Request, named: Named) -> None:
-    named.unlimited = True
+    named.may_name_none = True
     for operation in decode_transaction(request.body):
         if isinstance(operation, PushOperation):
             named.queues.add(operation.item.queue)
@@ -346,8 +348,8 @@ def _transaction(request: Request, named: Named) -> None:
 
 
 def _kv(request: Request, named: Named) -> None:
-    """A namespace is for those whom the queue of its name is for."""
-    named.unlimited = True  # of nothing at all
+    """A token that is limited to queues may use the namespaces of the same names."""
+    named.may_name_none = True
     named.queues.update(namespaces_of(decode_kv(request.body)))
 
 
@@ -361,7 +363,7 @@ def _locks(request: Request, named: Named) -> None:
 
 
 def _timers(request: Request, named: Named) -> None:
-    named.unlimited = True  # of nothing at all
+    named.may_name_none = True
     named.queues.update(operation.queue for operation in decode_timers(request.body))
 
 
@@ -376,7 +378,7 @@ def _with_queue(request: Request, named: Named) -> dict[str, Any]:
 
 
 def _queue_in_body(request: Request, named: Named) -> None:
-    """An ephemeral queue is for those whom the queue of its name is for."""
+    """A token that is limited to queues may use the ephemeral queues of the same names."""
     body = _with_queue(request, named)
     group = optional_str(body, "group")
     if group:
@@ -454,7 +456,7 @@ def _abandon(request: Request, named: Named) -> None:
 
 def _register(request: Request, named: Named) -> None:
     registration = decode_registration(request.body)
-    # A name that is taken stands for what it was registered with, until this takes its place.
+    # A name that is taken also names the queues of its present registration.
     named.stream_names.add(registration.name)
     named.queues.add(registration.source_queue)
     if registration.sink_queue:
@@ -483,7 +485,7 @@ def _enqueue(request: Request, named: Named) -> None:
 def _dequeue(request: Request, named: Named) -> None:
     """`topic`, or `topics`, a JSON array of names; without either all topics of the namespace."""
     query = request.query
-    names: list[str | None] = [*decode_names(query.get("topics", ""), "topics")] or [query.get("topic") or None]
+    names: list[str | None] = [*decode_names(query.get("topics", ""))] or [query.get("topic") or None]
     named.topics.update((query["namespace"], name) for name in names if query.get("namespace"))
 
 
@@ -513,7 +515,7 @@ def _mode(request: Request, named: Named) -> None:
 
 
 def _connect(request: Request, named: Named) -> None:
-    named.unlimited = True  # each subscription is looked at when it is asked for
+    named.may_name_none = True  # each subscription is checked when it is requested
 
 
 def _by_query(*keys: str) -> BodyReader:
@@ -529,7 +531,7 @@ def _by_query(*keys: str) -> BodyReader:
 
 
 def _purged(request: Request, named: Named) -> None:
-    """A body stands in the place of the query."""
+    """A body replaces the query."""
     if request.body:
         named.groups.clear()
         _dead_letters(request, named)
@@ -607,6 +609,7 @@ READERS: Final[Mapping[str, BodyReader]] = {
     f"POST {_TOPICS}/release": _refs(decode_acks),
     f"GET {_TOPICS}/peek": _dequeue,
     f"GET {_TOPICS}/counts": _dequeue,
+    f"GET {_TOPICS}/priorities": _dequeue,
     f"POST {_TOPICS}/configure": _configure_topic,
     f"POST {_TOPICS}/pause": _topic,
     f"POST {_TOPICS}/resume": _topic,

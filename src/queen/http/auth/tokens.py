@@ -94,7 +94,8 @@ class TokenVerifier:
             principal = dataclasses.replace(self._names.principal(claims), expires=until)
         except ClaimError as error:
             raise TokenRefused("claims", f"Invalid token: {error}") from error
-        return Verified(principal, claims, min(until, now + _LONGEST_CACHED_SECONDS), self.keys.generation)
+        until = min(until, now + _LONGEST_CACHED_SECONDS)
+        return Verified(principal, claims, until, self.keys.generation, algorithm.startswith("HS"))
 
     def _claims(self, token: bytes, algorithm: str, kid: str | None) -> dict[str, Any]:
         candidates = self.keys.candidates(algorithm, kid)

@@ -125,8 +125,12 @@ class Consumers:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for socket, session in list(self._sessions.items()):
-            socket.keep_time(now)
-            session.keep_time(now)
+            try:
+                socket.keep_time(now)
+                session.keep_time(now)
+            except Exception:
+                # The other consumers are pinged, and notified of expired leases, as before.
+                log.exception("sweep of a WebSocket consumer failed")
         if self._sessions:
             self._timer = loop.call_later(self._sweep_seconds, self._sweep)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from queen.broker.ack.leases import HeldLease
 from queen.wire.ack import AckItem
-from queen.wire.ids import parse_lease, parse_partition_uuid
+from queen.wire.ids import parse_lease, parse_partition_uuid, partition_number
 
 # It cannot occur inside a JSON text, where its second quote would be escaped: the first one found is a field.
 _LEASE_FIELD: Final = b'"leaseId":"'
@@ -55,7 +55,7 @@ def lease_of(body: bytes) -> HeldLease | None:
     if not several:
         return HeldLease(lease_id, (partition_id,))
     uuids = {message.partition_id for message in _messages.decode(body).messages}
-    return HeldLease(lease_id, tuple(where[1] for uuid in uuids if (where := parse_partition_uuid(uuid)) is not None))
+    return HeldLease(lease_id, tuple(number for uuid in uuids if (number := parse_partition_uuid(uuid)) is not None))
 
 
 class HeldLeases:
@@ -79,8 +79,7 @@ class HeldLeases:
         held = self.get(lease_id)
         if held is None or partition is None:
             return held is not None
-        place = parse_partition_uuid(partition)
-        return place is not None and place[1] in held.lease.partition_ids
+        return parse_partition_uuid(partition) in held.lease.partition_ids
 
     def add(self, lease: HeldLease, subscription: str, group: str, until: float) -> None:
         held = Held(lease, subscription, group, until, set(lease.partition_ids))
@@ -95,7 +94,7 @@ class HeldLeases:
                 del self._by_cursor[partition_id, held.group]
 
     def settle(self, items: Sequence[AckItem], group: str, results: bytes) -> None:
-        """Let go of what acks have ended, going by the results they were answered with."""
+        """Forget the leases that acks have ended, by the results of the acks."""
         if b'"leaseReleased":true' not in results:
             return
         ended = {(item.lease_id, item.partition_id) for item in items}
@@ -103,12 +102,12 @@ class HeldLeases:
             answered = zip(items, _results.decode(results), strict=True)
             ended = {(item.lease_id, item.partition_id) for item, result in answered if result.released}
         for lease_id, partition in ended:
-            place = parse_partition_uuid(partition)
-            held = self._by_cursor.get((place[1], group)) if place else None
-            if held is None or place is None or (lease_id and lease_id != held.lease.lease_id):
+            number = partition_number(partition)
+            held = self._by_cursor.get((number, group))
+            if held is None or (lease_id and lease_id != held.lease.lease_id):
                 continue
-            held.open.discard(place[1])
-            del self._by_cursor[place[1], group]
+            held.open.discard(number)
+            del self._by_cursor[number, group]
             if not held.open:
                 del self._by_id[held.lease.lease_id]
 

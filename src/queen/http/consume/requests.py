@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -11,6 +11,7 @@ from msgspec import Meta
 from queen.errors import BadRequest
 from queen.http.consume.options import MOST_BATCH
 from queen.wire.ack import AckItem
+from queen.wire.decode import refusal
 
 RequestId: TypeAlias = str | int | None
 Batch: TypeAlias = Annotated[int, Meta(ge=1, le=MOST_BATCH)]
@@ -127,7 +128,10 @@ Request: TypeAlias = Subscribe | AddCredit | Unsubscribe | Acknowledge | Refuse 
 
 _decoder: Final[msgspec.json.Decoder[Request]] = msgspec.json.Decoder(Request)
 _any = msgspec.json.Decoder()
-TYPES: Final[Sequence[str]] = ("subscribe", "credit", "unsubscribe", "ack", "nack", "renew", "ping")
+_KINDS: Final[Mapping[str, type[_Request]]] = {
+    str(one.__struct_config__.tag): one for one in (Subscribe, AddCredit, Unsubscribe, Acknowledge, Refuse, Renew, Ping)
+}
+TYPES: Final[Sequence[str]] = tuple(_KINDS)
 
 
 class InvalidMessage(BadRequest):
@@ -161,8 +165,8 @@ def _explain(text: bytes, error: Exception) -> InvalidMessage:
     id, kind = value.get("id"), value.get("type")
     if not isinstance(id, str | int) or isinstance(id, bool):
         id = None
-    if kind not in TYPES:
+    if not isinstance(kind, str) or kind not in _KINDS:
         quoted = repr(kind)[:_LONGEST_QUOTE]
         what = f"unknown type {quoted}" if "type" in value else "type is required"
         return InvalidMessage(f"{what}: it must be one of {', '.join(TYPES)}", id)
-    return InvalidMessage(str(error), id, kind)
+    return InvalidMessage(str(refusal(error, _KINDS[kind])), id, kind)

@@ -150,7 +150,7 @@ class Session:
         self.failed(subscription, error)
 
     def failed(self, subscription: Subscription, error: BaseException) -> None:
-        self._tell_error(subscription.id, "subscribe", error)
+        self._send_error(subscription.id, "subscribe", error)
 
     def deliver(self, subscription: Subscription, body: bytes) -> None:
         lease = lease_of(body)
@@ -346,11 +346,13 @@ class Session:
             log.warning("%d leases of a disconnected consumer are kept until they expire: %s", len(leases), error)
 
     def _refuse(self, request: Request, error: BaseException) -> None:
-        self._tell_error(request.id, str(request.__struct_config__.tag), error)
+        self._send_error(request.id, str(request.__struct_config__.tag), error)
 
-    def _tell_error(self, id: RequestId, kind: str, error: BaseException) -> None:
+    def _send_error(self, id: RequestId, kind: str, error: BaseException) -> None:
         if isinstance(error, QueenError):
             status, text = status_of(error)[0], str(error)
+            if self._limits is not None and isinstance(error, Forbidden):
+                self._limits.on_refused(text)
         else:
             log.error("%s over a WebSocket failed", kind, exc_info=error)
             status, text = 500, "Internal server error"

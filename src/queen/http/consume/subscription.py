@@ -80,7 +80,7 @@ class Subscription:
         self._submit(self.request.at_once())
 
     def grant(self, credit: int) -> None:
-        """The client will take so many batches more."""
+        """The client takes `credit` more batches."""
         self.credit = min(MOST_CREDIT, self.credit + credit)
         self.ask()
 

@@ -72,12 +72,10 @@ class Api:
     live: LiveFeed
     database_copy: DatabaseCopy
     """Copies the first shard, where there is no other."""
-    key_trouble: Callable[[], str] = lambda: ""
+    key_problem: Callable[[], str] = lambda: ""
     """Why good tokens may be refused; empty when they are not."""
     keep_bodies: bool = False
     """Whether something reads the body of a push after it has been answered."""
-    open_connections: Callable[[], list[tuple[str, str]]] = list
-    """Who is connected, each with the route that serves their request, or nothing."""
     routes: Sequence[Route] = field(default_factory=list)
     stopping: bool = False
     moves: ShardMoves | None = None

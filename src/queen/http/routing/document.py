@@ -11,7 +11,7 @@ from queen import __version__
 from queen.http.routing.query import parameters_of
 from queen.http.routing.route import Media, Operation
 from queen.http.server.message import Access, Response, Route
-from queen.wire.api.fields import Answer, Error, Name, SnakeAnswer, Uuid
+from queen.wire.fields import Answer, Error, Name, SnakeAnswer, Uuid
 
 _REF: Final = "#/components/schemas/{name}"
 _JSON: Final = "application/json"

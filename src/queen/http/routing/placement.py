@@ -67,9 +67,9 @@ def by_partition(key: str = "partition") -> Placement:
     return _ByPartition(lambda call: partition_number(value_of(call, key)))
 
 
-def by_lease(key: str = "lease") -> Placement:
-    """On the shard of the partition that a lease id names."""
-    return _ByPartition(lambda call: lease_partition(value_of(call, key)))
+def by_lease() -> Placement:
+    """On the shard of the partition that the lease id in the path names."""
+    return _ByPartition(lambda call: lease_partition(value_of(call, "lease")))
 
 
 class Everywhere:
@@ -127,7 +127,7 @@ class Paged:
         return merged
 
     async def _first(self, invoke: Invoke, shard: int, call: Call[Any, Any], count: int) -> Any:
-        """The first so many of a list, of which a shard gives a page at a time."""
+        """The first `count` entries of a list, of which a shard gives a page at a time."""
         found: list[Any] = []
         while True:
             size = min(MOST_ON_A_PAGE, max(1, count - len(found)))

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import inspect
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import CHECKED, CLAMPED, LARGEST_BIGINT
 from queen.wire.decode import check_known
+from queen.wire.fields import CHECKED, CLAMPED, LARGEST_BIGINT
 from queen.wire.push import check_name
 from queen.wire.times import parse_time
 
@@ -105,7 +105,7 @@ def _properties(kind: Any) -> dict[str, Any]:
 
 
 def _resolved(schema: dict[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
-    """With what it refers to, such as an enumeration, in its place."""
+    """A schema with its reference, such as to an enumeration, replaced by the schema it names."""
     if "$ref" in schema:
         schema = {**components[schema["$ref"]], **{key: value for key, value in schema.items() if key != "$ref"}}
     if "anyOf" in schema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from queen.files import try_lock
 from queen.http.server.message import Handler, Request, Response
 from queen.single_flight import Cached, SingleFlightCache
 
@@ -74,9 +74,7 @@ class HostViewCache:
         if (found := _read(path, key, now)) is not None:
             return found
         file = os.open(path.with_suffix(".claim"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             os.close(file)
             return None
         # It may have been written between the look and the claim.

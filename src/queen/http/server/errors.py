@@ -9,6 +9,7 @@ from typing import Final
 from queen.errors import (
     BadRequest,
     Conflict,
+    DatabaseDown,
     DatabaseUnavailable,
     Forbidden,
     NotFound,
@@ -39,8 +40,8 @@ def failure_response(request: Request | None, error: BaseException) -> Response:
     where = f"{request.method} {request.path}" if request is not None else "an upgraded connection"
     if isinstance(error, QueenError):
         status, headers = status_of(error)
-        if status >= 500 and not isinstance(error, Overloaded):
-            # What is refused because there is too much of it is counted, and not logged once for each.
+        if status >= 500 and not isinstance(error, Overloaded | DatabaseDown):
+            # Refusals for too much work are counted, and an outage is logged once: not for each request.
             log.error("%s failed: %s", where, error)
         if isinstance(error, BadRequest | NotFound) and error.code:
             return json_response(status, {"error": str(error), "code": error.code}, headers)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import math
+import os
 import resource
 from dataclasses import dataclass
 from typing import Final
@@ -20,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit(connections: int) -> int:
-    """Let this process open files for so many connections; returns how many it may have then."""
+    """Raise the limit of open files to what `connections` need; returns how many connections it then allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < connections + _OTHER_FILES:
         wanted = connections + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(connections + _OTHER_FILES, hard)
@@ -33,6 +35,28 @@ def raise_file_limit(connections: int) -> int:
         "this process may open %d files (ulimit -n): it accepts %d connections instead of %d", soft, room, connections
     )
     return room
+
+
+class OpenFiles:
+    """Logs when this process can open nothing more: new connections are then dropped by the event loop, in silence."""
+
+    def __init__(self) -> None:
+        self._exhausted = False
+
+    def check(self) -> None:
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not self._exhausted:
+                self._exhausted = True
+                most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+                log.error(
+                    "%s: this process may have %d (ulimit -n), and new connections are dropped", error.strerror, most
+                )
+            return
+        if self._exhausted:
+            self._exhausted = False
+            log.warning("files can be opened again")
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +119,7 @@ class Budget:
             self.addresses.pop(peer, None)
 
     def take_in(self, address: Address, nbytes: int, own: int, *, whole: bool = False) -> bool:
-        """Count bytes of a request of which there are `own` by now; whether there was room for them.
+        """Count bytes of a request that holds `own` by now; returns whether there was room for them.
 
         They are counted even if not. A request is refused for what others hold, too, and not for its size alone.
         """
@@ -115,11 +139,11 @@ class Budget:
 
     @property
     def is_flooded(self) -> bool:
-        """Whether clients leave so many answers unread that there is no room for more."""
+        """Whether clients leave too many bytes of answers unread: there is no room for more."""
         return bool(self.limits.outgoing_bytes) and self.outgoing > self.limits.outgoing_bytes
 
     def is_flooding(self, address: Address) -> bool:
-        """Whether this address alone leaves so many unread."""
+        """Whether this address alone leaves too many unread."""
         return self.outgoing > self.alarm and address.outgoing > self.alarm
 
 
@@ -132,7 +156,7 @@ def _is_crowded(held: int, own: int, limit: int, whole: bool) -> bool:
 
 
 class Unsent:
-    """What one client has not read yet of what was written to it."""
+    """Bytes written to one client that it has not read yet."""
 
     __slots__ = ("_address", "_budget", "nbytes")
 
@@ -197,7 +221,7 @@ class Upgraded:
 
 
 class Metered(asyncio.Protocol):
-    """A protocol that says how much of what it wrote is unsent, and how much it holds of what has not all come."""
+    """A protocol that tells how many bytes are unsent, and how many of incomplete requests it holds."""
 
     unsent: Unsent | None = None
     unfinished: Unfinished | None = None

@@ -14,7 +14,17 @@ from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
 from queen.http.server.errors import RETRY_SOON, failure_response
-from queen.http.server.limits import FLOODED_SECONDS, Address, Budget, Limits, Metered, Unfinished, Unsent, Upgraded
+from queen.http.server.limits import (
+    FLOODED_SECONDS,
+    Address,
+    Budget,
+    Limits,
+    Metered,
+    OpenFiles,
+    Unfinished,
+    Unsent,
+    Upgraded,
+)
 from queen.http.server.message import (
     BODILESS,
     Access,
@@ -43,8 +53,9 @@ HANDSHAKE_SECONDS: Final = 10.0
 DECRYPTED_BYTES: Final = 256 * 1024
 # Requests of one connection that are served before other connections are.
 REQUESTS_AT_A_TIME: Final = 32
-# How much of large bodies is read before others have their turn, and from how many bytes on a piece is one of those.
+# Bytes of large bodies read before other connections have their turn.
 TURN_BYTES: Final = 1 << 20
+# From this size on a piece that arrives belongs to a large body.
 LARGE_PIECE_BYTES: Final = 32 * 1024
 READERS_IN_TURN: Final = 4
 # Requests with a body up to this size get short answers, and are served whatever others do not read.
@@ -109,6 +120,7 @@ class HttpServer:
         self._read_in_turn = 0
         self._waiting_readers: deque[HttpProtocol] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._files = OpenFiles()
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -185,7 +197,7 @@ class HttpServer:
             self._empty.set()
 
     def count_piece(self, connection: HttpProtocol, nbytes: int) -> None:
-        """A connection has read a large piece: beyond so many of all, it waits for the next turn of the loop."""
+        """A connection has read a large piece; where all have read too much, it waits for the next turn of the loop."""
         if not self._read_in_turn:
             asyncio.get_running_loop().call_soon(self._end_turn)
         self._read_in_turn += nbytes
@@ -200,6 +212,7 @@ class HttpServer:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         # Connections read this clock instead of asking for the time or setting timers of their own.
         self.now = loop.time()
+        self._files.check()
         for transport, upgraded in list(self.upgraded.items()):
             if transport.is_closing():
                 del self.upgraded[transport]
@@ -559,15 +572,16 @@ class HttpProtocol(asyncio.BaseProtocol):
     def _settle(self, future: asyncio.Future[Any]) -> None:
         request = self._request
         try:
-            result = future.result()
+            # `result` would raise the error here: a cycle of its traceback, this frame and the future, in which all
+            # that the handler has read would wait for the garbage collector.
+            error = future.exception()
+            result = future.result() if error is None else failure_response(request, error)
         except asyncio.CancelledError:
             if request is not None and request.disconnected:
                 # It was cancelled because the client is gone.
                 self._transport.close()
                 return
             result = error_response(503, "The request was cancelled; try again", RETRY_SOON)
-        except Exception as error:
-            result = failure_response(request, error)
         self._conclude(result)
 
     def _conclude(self, result: object) -> None:

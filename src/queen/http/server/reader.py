@@ -155,13 +155,14 @@ class RequestReader:
         """Parse what arrived into requests, or keep it unparsed while too many are pending."""
         if self.unparsed:
             self.unparsed = bytes(self.unparsed) + data
-        elif len(data) <= SLICE_BYTES and not self.closed:
-            if self.receiving or type(data) is not bytes:
-                self._parse(data)
-            else:
-                self._parse_whole(data)
+        elif self.receiving or self.closed or type(data) is not bytes:
+            self._parse_slices(data)
         else:
-            self._parse_slices(memoryview(data))
+            self._parse_whole(data)
+        if self._unchecked and self.receiving:
+            # The usual body comes with its head, and is checked with it when it is served.
+            self._unchecked = False
+            self._refuse_head_of(self._head)
 
     def resume(self) -> bool:
         """Parse what was kept unparsed, if few enough are pending; returns whether there was anything to parse."""
@@ -220,7 +221,7 @@ class RequestReader:
 
     def _parse_whole(self, data: bytes) -> None:
         """The usual read: one whole request. If its head is cached, the parser is not needed."""
-        end = data.find(b"\r\n\r\n") + 4
+        end = data.find(b"\r\n\r\n", 0, LONGEST_HEAD) + 4
         head = data[:end]
         known = self._heads.get(head)
         if known is not None and len(data) == end + known.body_bytes:
@@ -233,12 +234,12 @@ class RequestReader:
                 self._refuse_waiting()
             return
         before = len(self.pending)
-        self._parse(data)
+        self._parse_slices(data)
         if known is None and end > 3 and len(self.pending) == before + 1 and not self.receiving and not self.closed:
             self._learn(head, len(data) - end)
 
     def _learn(self, head: bytes, body_bytes: int) -> None:
-        """Cache a head that is followed by so many bytes, if nothing else of it matters."""
+        """Cache a head that is followed by `body_bytes`, if nothing else of it matters."""
         request, _, connection_line, upgrade = self.pending[-1]
         headers = request.headers
         if len(request.body) != body_bytes or connection_line or upgrade is not None:
@@ -249,7 +250,11 @@ class RequestReader:
         if match.route is not None:
             self._heads.put(head, KnownHead(match, headers, body_bytes))
 
-    def _parse_slices(self, view: memoryview) -> None:
+    def _parse_slices(self, data: bytes | memoryview) -> None:
+        if len(data) <= SLICE_BYTES and not self.closed:
+            self._parse(data)
+            return
+        view = memoryview(data)
         for start in range(0, len(view), SLICE_BYTES):
             if self.closed:
                 self._keep_leftover(view[start:])
@@ -274,10 +279,6 @@ class RequestReader:
             self.refuse(400, f"Malformed HTTP request: {error}")
         if self.receiving:
             self._measure_overhead(len(data))
-            if self._unchecked:
-                # The usual body comes with its head, and is checked with it when it is served.
-                self._unchecked = False
-                self._refuse_head_of(self._head)
 
     def _keep_leftover(self, data: bytes | memoryview) -> None:
         self.excess = True
@@ -353,7 +354,7 @@ class RequestReader:
         host = headers.get(b"host")
         self._check_host(host)
         if host is not None and not self._target.startswith(b"/") and b"://" in self._target:
-            # It says itself whom it is for.
+            # An absolute target names the host itself.
             named = self._target.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0]
             self._check_host(named.rpartition(b"@")[2])
         length = headers.get(b"content-length")

@@ -22,7 +22,7 @@ class ServerTls:
     """
 
     def __init__(self, certificate: str, key: str, client_ca: str = "", client_auth: str = "off") -> None:
-        """Raises `SettingsError` when a file is missing or does not hold what it should."""
+        """Raises `SettingsError` when a file is missing or malformed."""
         self._certificate = certificate
         self._key = key
         self._client_ca = client_ca
@@ -43,7 +43,7 @@ class ServerTls:
         self._seen = self._stamp()
 
     def reload(self) -> bool:
-        """Take the files as they are now; whether they could be used. If not, what was in force stays."""
+        """Load the files again; returns whether they could be used. If not, the certificate in use stays."""
         self._seen = self._stamp()
         try:
             # Tried on another context first: a certificate without its key must not reach clients.

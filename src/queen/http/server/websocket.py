@@ -13,7 +13,7 @@ from websockets.protocol import Protocol, State
 
 from queen.http.server.limits import Metered
 
-# How much of what arrived is parsed before others have their turn: it may hold hundreds of frames.
+# Bytes parsed before other connections have their turn: they may hold hundreds of frames.
 SLICE_BYTES: Final = 4 * 1024
 # A message in more fragments than this has to have some bytes in each, as the body of a request in its chunks.
 MOST_SMALL_FRAGMENTS: Final = 4096

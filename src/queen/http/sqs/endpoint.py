@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Iterable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -14,9 +14,10 @@ import asyncpg
 
 from queen.broker.broker import Broker
 from queen.concurrency import BackgroundTask
-from queen.errors import BadRequest, DatabaseUnavailable, Overloaded, QueenError, QuotaExceeded, SettingsError
+from queen.errors import BadRequest, DatabaseUnavailable, Overloaded, QueenError, QuotaExceeded
 from queen.http.auth.audit import Audit
 from queen.http.auth.browser import BrowserRules
+from queen.http.auth.guard import check_sqs_keys
 from queen.http.auth.principal import Principal
 from queen.http.routing.context import Shard
 from queen.http.server.message import Access, Handler, Request, Response, Route, error_response
@@ -58,14 +59,15 @@ class SqsEndpoint:
         audit: Audit,
         refused: MutableMapping[str, int],
         browsers: BrowserRules,
+        around: Callable[[Handler], Handler],
     ) -> None:
-        """`refused` counts requests by the reason why they were not admitted. Raises `SettingsError`."""
+        """`refused` counts requests by the reason why they were not admitted; `around` is what stands around handlers.
+
+        Raises `SettingsError`.
+        """
+        self._handler = around(self.serve)
+        check_sqs_keys(settings)
         keys = [AccessKey(*key) for key in settings.queen_sqs_keys]
-        if settings.is_guarded and not keys:
-            raise SettingsError(
-                "QUEEN_SQS is true where clients have to say who they are, but QUEEN_SQS_KEYS is not set: "
-                "clients of SQS sign with keys"
-            )
         self._verifier = SignatureVerifier(keys) if keys else None
         self._refused = refused
         self._browsers = browsers
@@ -96,14 +98,14 @@ class SqsEndpoint:
         for pattern in (PATH, f"{PATH}/{{account}}/{{queue}}"):
             for method in ("GET", "POST"):
                 # Who sends a request is found out here: the answer has to be one that SDKs understand.
-                router.add(method, pattern, self.serve, Access.PUBLIC)
+                router.add(method, pattern, self._handler, Access.PUBLIC)
 
     def before(self, fallback: Handler) -> Handler:
         """The handler of unknown paths, after clients that know a host and a port alone, such as Kombu's."""
 
         def serve(request: Request) -> Response | Awaitable[Response]:
             if request.method == "POST" and request.path == "/" and is_sqs(request):
-                return self.serve(request)
+                return self._handler(request)
             return fallback(request)
 
         return serve
@@ -118,7 +120,7 @@ class SqsEndpoint:
     async def serve(self, request: Request) -> Response:
         if request.method == "HEAD":
             return error_response(405, "HEAD changes nothing, and actions do", ((b"Allow", b"GET, POST, OPTIONS"),))
-        # Which action it is stands in the body, and most of them change something.
+        # The body names the action, and most actions change something.
         if (foreign := self._browsers.check_page(request, reads=False)) is not None:
             self._refused["browser"] += 1
             return foreign
@@ -171,7 +173,8 @@ class SqsEndpoint:
         async def serve(request: Request) -> Response:
             return answer(action, await perform(call), request_id)
 
-        audited = self._audit.around(Route("SQS", action.name, serve, Access.ADMIN), serve)(request)
+        route = Route("SQS", action.name, serve, Access.ADMIN)
+        audited = self._audit.around(route, serve, sent=action.params)(request)
         return audited if isinstance(audited, Response) else await audited
 
     async def _clean(self) -> None:

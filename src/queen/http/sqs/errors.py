@@ -15,7 +15,7 @@ class SqsError(Exception):
         self.code, self.status = _CODES.get(name, (name, 400))
 
     @property
-    def is_ours(self) -> bool:
+    def is_server_fault(self) -> bool:
         """Whether the server is at fault, and not the sender."""
         return self.status >= 500
 

@@ -103,7 +103,7 @@ class FifoQueues:
 
     async def purge(self, queue: SqsQueue) -> None:
         await self._shards.on_queue(queue.name, lambda shard: shard.queues.clear(queue.name))
-        # What comes next need not wait until the leases of what is gone end.
+        # Later messages need not wait until the leases of deleted ones end.
         for row in await self._database.fetch("sqs_forget_deliveries", queue.id):
             await self._set_lease(partition_number(str(row["partition_id"])), row["lease_id"], 0.0)
 
@@ -133,7 +133,9 @@ class FifoQueues:
         if not _is_scoped_to_groups(queue):
             await self._deduplicate(queue, [item for item, one in zip(items, messages, strict=True) if not one.key])
         nbytes = sum(len(item.payload) for item in items)
-        results = _pushed.decode(await self._broker.pusher.push(PushRequest(items, nbytes), bytes))
+        # Those of one call are from one sender; what is moved keeps its own.
+        push = PushRequest(items, nbytes, messages[0].envelope.sender or None)
+        results = _pushed.decode(await self._broker.pusher.push(push, bytes))
         return [_sent(result, item, message) for result, item, message in zip(results, items, messages, strict=True)]
 
     async def _deduplicate(self, queue: SqsQueue, items: Sequence[PushItem]) -> None:
@@ -233,7 +235,7 @@ class FifoQueues:
         return [failed.get(one.message) for one in handles]
 
     async def _delete_singly(self, handles: Sequence[Handle]) -> dict[str, SqsError]:
-        """Delete messages of leases of which others are left; why some are not, by message."""
+        """Delete some messages of leases that hold others; returns why a message is not deleted, by message."""
         ids = [handle.message for handle in handles]
         marked = await self._deliveries.mark_deleted(ids, [handle.lease for handle in handles])
         missing = [one for one in handles if (one.message, one.lease) not in marked]

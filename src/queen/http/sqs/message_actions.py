@@ -35,6 +35,8 @@ from queen.http.sqs.queues import SqsQueue
 Answer = Mapping[str, Any]
 
 _MOST_RECEIVED: Final = 10
+# Messages that would be visible at once are hidden for as long as it takes to move those that were received too often.
+_MOVING_SECONDS: Final = 30
 
 
 async def send_message(call: Call) -> Answer:
@@ -168,15 +170,23 @@ async def _receive(call: Call, queue: SqsQueue, limit: int, visibility: int, wai
         return []
     loop = asyncio.get_running_loop()
     deadline = loop.time() + left_to_wait
+    hidden = _MOVING_SECONDS if policy is not None and not visibility else visibility
+
+    async def shown(messages: list[Received]) -> list[Received]:
+        if hidden != visibility and messages:
+            handles = [read_handle(message.handle, queue.name) for message in messages]
+            await store.change_visibility(queue, handles, [visibility] * len(handles))
+        return messages
+
     while True:
-        received = await store.receive(queue, limit, visibility, max(0.0, deadline - loop.time()))
+        received = await store.receive(queue, limit, hidden, max(0.0, deadline - loop.time()))
         in_flight.received(queue, len(received))
         target = None
         if policy is not None and any(message.receives > policy.most_receives for message in received):
             # Without it, messages stay where they are.
             target = await call.backend.catalog.find(policy.target)
         if policy is None or target is None:
-            return received
+            return await shown(received)
         source = arn_of(queue.name, call.region)
         dead = [message for message in received if message.receives > policy.most_receives]
         await call.backend.store_of(target).send(
@@ -185,7 +195,7 @@ async def _receive(call: Call, queue: SqsQueue, limit: int, visibility: int, wai
         await store.delete(queue, [read_handle(message.handle, queue.name) for message in dead])
         left = [message for message in received if message.receives <= policy.most_receives]
         if left:
-            return left
+            return await shown(left)
 
 
 def _shown(message: Received, system: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
@@ -278,7 +288,7 @@ def _outcomes(
 
 
 def _failure(entry: Mapping[str, Any], error: SqsError) -> Answer:
-    return {"Id": entry["Id"], "SenderFault": not error.is_ours, "Code": error.code, "Message": error.message}
+    return {"Id": entry["Id"], "SenderFault": not error.is_server_fault, "Code": error.code, "Message": error.message}
 
 
 def _batch(done: Sequence[Answer], failed: Sequence[Answer]) -> Answer:

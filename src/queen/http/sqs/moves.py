@@ -42,8 +42,17 @@ class MoveTasks:
         self._stopping.set()
         await self._tasks.finish()
 
-    async def start(self, source: SqsQueue, destination: SqsQueue | None, per_second: int | None) -> str:
-        """The id of a new task; without a `destination`, messages go back to where they came from."""
+    async def start(
+        self,
+        source: SqsQueue,
+        destination: SqsQueue | None,
+        per_second: int | None,
+        check_admitted: Callable[[str], object],
+    ) -> str:
+        """The id of a new task; without a `destination`, messages go back to where they came from.
+
+        `check_admitted` raises `SqsError` for the names of queues that the sender may not use.
+        """
         if not await self._catalog.sources(source.name, "", 1):
             raise invalid_parameter("Source queue must be configured as a Dead Letter Queue.")
         total = (await self._store_of(source).counts(source)).visible
@@ -53,7 +62,7 @@ class MoveTasks:
             raise invalid_parameter(
                 "There is already a task running. Only one active task is allowed for a source queue."
             )
-        self._tasks.spawn(self._run(id, source, destination, per_second))
+        self._tasks.spawn(self._run(id, source, destination, per_second, check_admitted))
         return str(id)
 
     async def source_of(self, handle: str) -> str:
@@ -76,23 +85,36 @@ class MoveTasks:
         rows = await self._database.fetch("sqs_moves", source.name, min(limit, _SHOWN))
         return [_shown(row, region) for row in rows]
 
-    async def _run(self, id: uuid.UUID, source: SqsQueue, destination: SqsQueue | None, per_second: int | None) -> None:
+    async def _run(
+        self,
+        id: uuid.UUID,
+        source: SqsQueue,
+        destination: SqsQueue | None,
+        per_second: int | None,
+        check_admitted: Callable[[str], object],
+    ) -> None:
         failure = None
         try:
-            await self._move_all(id, source, destination, per_second)
+            await self._move_all(id, source, destination, per_second, check_admitted)
         except (SqsError, QueenError, asyncpg.PostgresError) as error:
             failure = str(error)
             log.warning("the task %s that moves messages of %s failed: %s", id, source.name, error)
         await self._database.fetch("sqs_end_move", id, "COMPLETED" if failure is None else "FAILED", failure)
 
     async def _move_all(
-        self, id: uuid.UUID, source: SqsQueue, destination: SqsQueue | None, per_second: int | None
+        self,
+        id: uuid.UUID,
+        source: SqsQueue,
+        destination: SqsQueue | None,
+        per_second: int | None,
+        check_admitted: Callable[[str], object],
     ) -> None:
         store = self._store_of(source)
         batch = min(_BATCH, per_second) if per_second else _BATCH
         while received := await store.receive(source, batch, _MOVING_SECONDS, 0.0):
             for message in received:
                 target = destination or await self._origin(message)
+                check_admitted(target.name)
                 await self._store_of(target).send(target, [moved_message(message, f"move:{id}:{message.id}")])
             await store.delete(source, [read_handle(message.handle, source.name) for message in received])
             (row,) = await self._database.fetch("sqs_move_progress", id, len(received))

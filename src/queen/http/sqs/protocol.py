@@ -168,7 +168,7 @@ def answer(action: Action, result: Mapping[str, Any], request_id: str) -> Respon
 
 def refusal(error: SqsError, request_id: str, *, as_json: bool) -> Response:
     """The response to an action that failed, with the code that older SDKs know."""
-    fault = "Receiver" if error.is_ours else "Sender"
+    fault = "Receiver" if error.is_server_fault else "Sender"
     if as_json:
         headers = (
             (b"x-amzn-RequestId", request_id.encode()),

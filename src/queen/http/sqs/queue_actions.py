@@ -88,27 +88,30 @@ async def list_queues(call: Call) -> Answer:
     prefix = call.params.get("QueueNamePrefix") or ""
     if not isinstance(prefix, str) or "\0" in prefix:
         raise invalid_parameter("QueueNamePrefix must be the beginning of a queue's name.")
-    limit = whole(call.params, "MaxResults", 1, _MOST_LISTED)
-    after = _read_token(call)
-    names: list[str] = []
-    # Those that the sender may not use do not count.
-    while len(names) < (limit or _MOST_LISTED):
-        page = await call.backend.catalog.names(prefix, after, _MOST_LISTED)
-        names += [name for name in page if call.admits(name)]
-        if len(page) < _MOST_LISTED:
-            break
-        after = page[-1]
-    return _page(call, "QueueUrls", names, limit)
+    catalog = call.backend.catalog
+    return await _page(call, "QueueUrls", lambda after: catalog.names(prefix, after, _MOST_LISTED))
 
 
 async def list_dead_letter_source_queues(call: Call) -> Answer:
     queue = await call.queue(fresh=True)
+    catalog = call.backend.catalog
+    return {
+        "queueUrls": [],
+        **await _page(call, "queueUrls", lambda after: catalog.sources(queue.name, after, _MOST_LISTED)),
+    }
+
+
+async def _page(call: Call, member: str, names_after: Callable[[str], Awaitable[list[str]]]) -> dict[str, Any]:
+    """A page of queues, without those that the sender may not use."""
     limit = whole(call.params, "MaxResults", 1, _MOST_LISTED)
-    names = await call.backend.catalog.sources(queue.name, _read_token(call), (limit or _MOST_LISTED) + 1)
-    return {"queueUrls": [], **_page(call, "queueUrls", names, limit)}
-
-
-def _page(call: Call, member: str, names: list[str], limit: int | None) -> dict[str, Any]:
+    after = _read_token(call)
+    names: list[str] = []
+    while len(names) <= (limit or _MOST_LISTED):
+        found = await names_after(after)
+        names += [name for name in found if call.admits(name)]
+        if len(found) < _MOST_LISTED:
+            break
+        after = found[-1]
     shown = names[: limit or _MOST_LISTED]
     page: dict[str, Any] = {member: [call.url_of(name) for name in shown]} if shown else {}
     if limit is not None and len(names) > limit:
@@ -166,12 +169,12 @@ async def set_queue_attributes(call: Call) -> Answer:
 
 
 async def _check_target(call: Call, name: str, attributes: Mapping[str, str]) -> None:
-    """Raises `SqsError` for a redrive policy whose dead-letter queue does not exist, or does not want this source."""
+    """Raises `SqsError` for a redrive policy whose dead-letter queue is no queue for the sender or for this source."""
     policy = redrive_policy(attributes)
     if policy is None:
         return
     text = attributes["RedrivePolicy"]
-    target = await call.backend.catalog.find(policy.target, fresh=True)
+    target = await call.backend.catalog.find(call.check_admitted(policy.target), fresh=True)
     if target is None:
         raise invalid_value(text, "RedrivePolicy", "Dead letter target does not exist.")
     if target.is_fifo != name.endswith(FIFO_SUFFIX):
@@ -256,7 +259,7 @@ async def start_message_move_task(call: Call) -> Answer:
         if destination.is_fifo != source.is_fifo:
             raise invalid_parameter("Source and destination must be queues of the same type.")
     per_second = whole(call.params, "MaxNumberOfMessagesPerSecond", 1, 500)
-    return {"TaskHandle": await call.backend.moves.start(source, destination, per_second)}
+    return {"TaskHandle": await call.backend.moves.start(source, destination, per_second, call.check_admitted)}
 
 
 async def cancel_message_move_task(call: Call) -> Answer:

@@ -12,7 +12,7 @@ import msgspec
 
 from queen.broker.broker import Broker
 from queen.broker.events import Event, EventKind
-from queen.broker.topics.topics import BETWEEN_NAMES
+from queen.broker.topics.topics import NAME_SEPARATOR
 from queen.http.routing.context import Shard
 from queen.http.sqs.attributes import FIFO_SUFFIX, RedrivePolicy, number, redrive_policy
 from queen.http.sqs.errors import SqsError
@@ -87,7 +87,7 @@ class QueueCatalog:
             )
 
     def _changed(self, event: Event) -> None:
-        self._queues.pop(event[5].rpartition(BETWEEN_NAMES)[2], None)
+        self._queues.pop(event[5].rpartition(NAME_SEPARATOR)[2], None)
 
     async def find(self, name: str, *, fresh: bool = False) -> SqsQueue | None:
         """`fresh`: as PostgreSQL has it."""

@@ -67,6 +67,9 @@ class SignatureVerifier:
         if key is None:
             raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
         self._check_time(sent)
+        if b"x-amz-target" in request.headers and "x-amz-target" not in sent.signed:
+            # An attacker could replay the request with another action.
+            raise SqsError("IncompleteSignature", "SignedHeaders has to name x-amz-target, which says the action")
         canonical = _canonical_request(request, sent)
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         text = f"{_ALGORITHM}\n{sent.at}\n{sent.scope}\n{digest}"
@@ -91,7 +94,7 @@ class SignatureVerifier:
                 "SignatureDoesNotMatch", "Date in Credential scope does not match YYYYMMDD from ISO-8601 date"
             )
         age = self._now() - at
-        if age < -_MOST_SKEW_SECONDS or age > max(sent.lasts, _MOST_SKEW_SECONDS):
+        if age < -_MOST_SKEW_SECONDS or age > (sent.lasts or _MOST_SKEW_SECONDS):
             raise SqsError("SignatureDoesNotMatch", f"Signature expired: {sent.at} is too far from the server's clock")
 
 

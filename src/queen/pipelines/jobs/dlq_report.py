@@ -41,7 +41,7 @@ class Sample(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Cluster(msgspec.Struct, frozen=True, rename="camel"):
-    """Failures of one kind. `error` has what differs between them replaced by what it is."""
+    """Failures of one kind. In `error`, the parts that differ between them are placeholders."""
 
     error: str
     count: int

@@ -1,4 +1,4 @@
-"""`queen pipeline replay`: messages of an archive back to a queue, in order, as fast or as slow as wanted."""
+"""`queen pipeline replay`: messages of an archive back to a queue, in order, at a chosen speed."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 _PUSHED_AT_ONCE: Final = 1000
+# Messages may be so large that few of them are what a server takes in a request (MAX_BODY_BYTES).
+_PUSHED_CHARACTERS: Final = 4 << 20
 # With a speed, messages of so many seconds go together.
 _STRETCH_SECONDS: Final = 0.25
 _REPORT_SECONDS: Final = 1.0
@@ -161,19 +163,21 @@ def _item(row: Row, options: ReplayOptions) -> dict[str, Any]:
 def _paced(rows: Iterator[Row], speed: float | None, *, by_producer: bool) -> Iterator[list[Row]]:
     """Chunks of rows, each when its time has come; `by_producer`: of one producer each."""
     chunk: list[Row] = []
+    size = 0
     began, first = time.monotonic(), None
     for row in rows:
         moment = row["created_at"].timestamp()
         first = moment if first is None else first
-        full = len(chunk) >= _PUSHED_AT_ONCE
+        full = len(chunk) >= _PUSHED_AT_ONCE or size + len(row["payload"]) > _PUSHED_CHARACTERS
         full |= by_producer and bool(chunk) and chunk[0]["producer_sub"] != row["producer_sub"]
         if speed is not None and chunk:
             full |= (moment - chunk[0]["created_at"].timestamp()) / speed > _STRETCH_SECONDS
-        if full:
+        if full and chunk:
             yield chunk
-            chunk = []
+            chunk, size = [], 0
         if speed is not None and not chunk:
             time.sleep(max(0.0, began + (moment - first) / speed - time.monotonic()))
         chunk.append(row)
+        size += len(row["payload"])
     if chunk:
         yield chunk

@@ -19,7 +19,6 @@ from queen.spark.source.connections import shard_connection
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_MINUTE: Final = timedelta(minutes=1)
 # Minutes that were rolled up are rolled up once more: a transaction may commit a while after its messages were dated.
 _AGAIN: Final = timedelta(minutes=5)
 _FIRST_TIME: Final = timedelta(days=1)

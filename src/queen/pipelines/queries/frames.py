@@ -438,6 +438,7 @@ def _limits(source: Source) -> dict[str, str]:
     most = given.get("rows_per_batch") or str(max(int(_ROWS_PER_BATCH), int(given.get("min_rows_per_batch", 0))))
     named = {
         "minOffsetsPerTrigger": "min_rows_per_batch",
+        "minBytesPerTrigger": "min_bytes_per_batch",
         "maxTriggerDelay": "max_delay",
         "maxBytesPerTrigger": "bytes_per_batch",
         "maxReadShare": "max_read_share",

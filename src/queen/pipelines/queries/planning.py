@@ -299,7 +299,7 @@ class _Planner:
         return isinstance(self._declaration.node(query.trunk), Step)
 
     def _reads_once(self, query: Query) -> bool:
-        """Rows that leave by the side of what is read twice would leave it twice."""
+        """Whether each source is read once: side outputs of a source read twice would be written twice."""
         if not self._is_stateful(query):
             return True
         sources = {source.name for source in self._declaration.sources}

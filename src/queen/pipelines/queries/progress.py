@@ -66,7 +66,8 @@ _MOST_FAILURES: Final = 6
 _TRANSIENT: Final = re.compile(
     "failed to connect back|worker to connect back|CANNOT_OPEN_SOCKET"
     "|is unavailable|is not reachable|Connection refused|connection failed"
-    "|server closed the connection|the database system is (starting up|shutting down)"
+    "|server closed the connection|terminating connection due to|connection is (closed|lost)"
+    "|the database system is (starting up|shutting down|in recovery|not yet accepting)"
     "|was moved to shard|has left this shard|is being moved"
 )
 # PostgreSQL answered, and will say the same the next time.
@@ -139,12 +140,13 @@ class QueryWatch:
         Returns why it failed if it will not be started again.
         """
         now = time.monotonic()
-        if self._again_at is not None:
-            if now >= self._again_at:
-                self._again_at = None
-                self._query = self._start()
+        if self._again_at is None:
+            failure = self.failure
+        elif now < self._again_at:
             return None
-        failure = self.failure
+        else:
+            self._again_at = None
+            failure = self._restart()
         if failure is None:
             return None
         if not _is_transient(failure) or self._failures >= _MOST_FAILURES:
@@ -154,6 +156,14 @@ class QueryWatch:
         self._failures += 1
         names = ", ".join(f"'{name}'" for name in self.failed_sinks)
         log.warning("sink %s failed; restarting it in %.0f s: %s", names, pause, failure)
+        return None
+
+    def _restart(self) -> str | None:
+        """Returns why it did not start: what its sinks need may be unavailable still."""
+        try:
+            self._query = self._start()
+        except (QueenError, PySparkException, Py4JError) as error:
+            return cause_of(error)
         return None
 
     def look(self, ends: StreamOffset | None) -> None:

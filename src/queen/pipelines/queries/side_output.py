@@ -188,5 +188,5 @@ def _place() -> tuple[TaskContext, str, int]:
     run = context.getLocalProperty(_RUN) if context is not None else None
     batch = context.getLocalProperty(_BATCH) if context is not None else None
     if context is None or run is None or batch is None:
-        raise QueenError("this Spark gives tasks no id of their query and batch: use PySpark 4.1 or newer")
+        raise QueenError("this Spark gives tasks no id of their query and batch: use PySpark 4.2 or newer")
     return context, run, int(batch)

@@ -55,9 +55,11 @@ class DeltaLake(Table):
         for field in schema:
             _check_type(self.location.url, field)
         given = deltalake.Schema.from_arrow(schema)
-        # Another process may have made it meanwhile.
-        made = deltalake.DeltaTable.create(self.location.url, given, mode="ignore", partition_by=list(partition_by))
-        self._table = made
+        with _commits(self.location):
+            # Another process may have made it meanwhile.
+            self._table = deltalake.DeltaTable.create(
+                self.location.url, given, mode="ignore", partition_by=list(partition_by)
+            )
 
     @property
     def partition_by(self) -> tuple[str, ...]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from queen.pipelines.errors import ArchiveError
 from queen.pipelines.tables.locations import TARGET_BYTES, Location, open_file
 from queen.pipelines.tables.schemas import fitted, plain_type
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 _NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 # Longer texts say little of where a value is, and every reader has to load them.
 _LONGEST_BOUND: Final = 64
+_LAST: Final = "\U0010ffff"
+_EXACT_DIGITS: Final = 15
 _UNUSUAL: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -136,7 +140,8 @@ def _text(value: Any) -> str | None:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+        # A time without a zone is none of this machine's.
+        return (value.astimezone(UTC) if value.tzinfo else value).strftime("%Y-%m-%d %H:%M:%S.%f")
     return str(value)
 
 
@@ -158,60 +163,117 @@ class _File:
         self._out = open_file(plan.root.below(self._path), "wb")
         self._writer = pyarrow.parquet.ParquetWriter(self._out, self._schema, compression="zstd")
         self._rows = 0
+        self._with_nan: set[str] = set()
 
     @property
     def size(self) -> int:
         return self._out.tell()
 
     def write(self, table: Any) -> None:
-        self._writer.write_table(fitted(table, self._schema))
+        rows = fitted(table, self._schema)
+        self._writer.write_table(rows)
         self._rows += table.num_rows
+        self._with_nan.update(_with_nan(rows))
 
     def close(self) -> WrittenFile:
         self._writer.close()
         size = self._out.tell()
         self._out.close()
         metadata = self._writer.writer.metadata
-        return WrittenFile(self._path, self._rows, size, self.values, _bounds(metadata, self._schema))
+        return WrittenFile(self._path, self._rows, size, self.values, _bounds(metadata, self._schema, self._with_nan))
 
 
-def _bounds(metadata: Any, schema: Any) -> dict[str, Any]:
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    absent: dict[str, int] = {}
-    unknown = set()
-    for group in range(metadata.num_row_groups):
-        for index in range(metadata.num_columns):
-            column = metadata.row_group(group).column(index)
-            name, about = column.path_in_schema, column.statistics
-            if schema.get_field_index(name) < 0 or about is None:
-                continue
-            absent[name] = absent.get(name, 0) + (about.null_count or 0)
-            if not about.has_min_max:
-                if about.null_count != column.num_values:
-                    unknown.add(name)
-                continue
-            least[name] = min(about.min, least.get(name, about.min))
-            most[name] = max(about.max, most.get(name, about.max))
-    known = [name for name in least if name not in unknown and _is_bound(least[name]) and _is_bound(most[name])]
+def _with_nan(table: Any) -> Iterator[str]:
+    """The columns that hold one."""
+    import pyarrow
+    import pyarrow.compute
+
+    for name in (field.name for field in table.schema if pyarrow.types.is_floating(field.type)):
+        if pyarrow.compute.any(pyarrow.compute.is_nan(table.column(name))).as_py():
+            yield name
+
+
+def _bounds(metadata: Any, schema: Any, unordered: Container[str]) -> dict[str, Any]:
+    """The bounds of all columns that readers compare, or of none: deltalake takes a missing one as met by no value.
+
+    `unordered` columns hold a NaN, which is within no bounds.
+    """
+    found = _Statistics(metadata)
+    compared = [field for field in schema if not _is_never_compared(field.type)]
+    bounds = {}
+    for field in compared:
+        if found.nulls.get(field.name) == metadata.num_rows:
+            continue
+        both = None if field.name in unordered else _both_bounds(field.type, *found.of(field.name))
+        if both is None:
+            return {"nullCount": found.nulls}
+        bounds[field.name] = both
     return {
-        "minValues": {name: _bound(least[name]) for name in known},
-        "maxValues": {name: _bound(most[name]) for name in known},
-        "nullCount": absent,
+        "minValues": {name: low for name, (low, _) in bounds.items()},
+        "maxValues": {name: high for name, (_, high) in bounds.items()},
+        "nullCount": found.nulls,
     }
 
 
-def _is_bound(value: Any) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_BOUND
-    return isinstance(value, int | date | datetime) and not isinstance(value, bool)
+class _Statistics:
+    """What the Parquet file says of its columns, those inside of others left out."""
+
+    def __init__(self, metadata: Any) -> None:
+        self.nulls: dict[str, int] = {}
+        self._bounds: dict[str, tuple[Any, Any]] = {}
+        unknown = set()
+        for group in range(metadata.num_row_groups):
+            for index in range(metadata.num_columns):
+                column = metadata.row_group(group).column(index)
+                name, about = column.path_in_schema, column.statistics
+                # That of a nested column is named after its leaf as well.
+                if metadata.schema.column(index).max_repetition_level or "." in name or about is None:
+                    unknown.add(name)
+                    continue
+                self.nulls[name] = self.nulls.get(name, 0) + (about.null_count or 0)
+                if about.has_min_max:
+                    low, high = self._bounds.get(name, (about.min, about.max))
+                    self._bounds[name] = min(low, about.min), max(high, about.max)
+                elif about.null_count != column.num_values:
+                    unknown.add(name)
+        for name in unknown:
+            self._bounds.pop(name, None)
+
+    def of(self, name: str) -> tuple[Any, Any]:
+        return self._bounds.get(name, (None, None))
 
 
-def _bound(value: Any) -> Any:
-    if isinstance(value, datetime):
-        text = value.strftime("%Y-%m-%dT%H:%M:%S.%f")
-        return f"{text}Z" if value.tzinfo is not None else text
-    return value.isoformat() if isinstance(value, date) else value
+def _is_never_compared(kind: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_binary(kind) or types.is_list(kind) or types.is_map(kind))
+
+
+def _both_bounds(kind: Any, least: Any, most: Any) -> tuple[Any, Any] | None:
+    """As Delta writes them down; None where they are not known, or not exactly."""
+    from pyarrow import types
+
+    if types.is_string(kind):
+        # What is longer, or not known, is within what says less.
+        if least is None or most[_LONGEST_BOUND : _LONGEST_BOUND + 1] == _LAST:
+            return "", _LAST * _LONGEST_BOUND
+        return least[:_LONGEST_BOUND], most[:_LONGEST_BOUND] + (_LAST if len(most) > _LONGEST_BOUND else "")
+    if least is None:
+        return None
+    if types.is_timestamp(kind):
+        return _time(least), _time(most)
+    if types.is_date(kind):
+        return least.isoformat(), most.isoformat()
+    if types.is_decimal(kind):
+        # Readers take numbers for doubles, which are exact up to here.
+        return (float(least), float(most)) if kind.precision <= _EXACT_DIGITS else None
+    if types.is_floating(kind):
+        return (least, most) if math.isfinite(least) and math.isfinite(most) else None
+    return (least, most) if types.is_integer(kind) or types.is_boolean(kind) else None
+
+
+def _time(value: datetime) -> str:
+    return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def _read(schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
@@ -221,9 +283,14 @@ def _read(schema: Any, batches: Iterator[Any]) -> Iterator[Any]:
     for listed in batches:
         for path, given in zip(*(listed.column(index).to_pylist() for index in (0, 1)), strict=True):
             values = json.loads(given)
-            with open_file(path, "rb") as opened, pyarrow.parquet.ParquetFile(opened) as file:
-                for batch in file.iter_batches():
-                    for name in values.keys() - set(batch.schema.names):
-                        constant = pyarrow.array([values[name]] * batch.num_rows, pyarrow.string())
-                        batch = batch.append_column(name, constant)
-                    yield fitted(batch, schema)
+            try:
+                with open_file(path, "rb") as opened, pyarrow.parquet.ParquetFile(opened) as file:
+                    for batch in file.iter_batches():
+                        for name in values.keys() - set(batch.schema.names):
+                            constant = pyarrow.array([values[name]] * batch.num_rows, pyarrow.string())
+                            batch = batch.append_column(name, constant)
+                        yield fitted(batch, schema)
+            except (pyarrow.ArrowInvalid, OSError) as error:
+                raise ArchiveError(
+                    f"{path} cannot be read: {error}. Restore the file from a copy, or read a version without it"
+                ) from error

@@ -248,6 +248,14 @@ class Iceberg(Table):
 
     def _rows_of(self, metadata: TableMetadata, task: FileScanTask) -> Any:
         """All rows of a file, with the columns that the table has by now."""
+        if not task.delete_files:
+            with self._opened.io.new_input(task.file.file_path).open() as file:
+                there = pyarrow.parquet.read_table(file)
+            try:
+                # PyIceberg makes empty lists of structs of those that are null.
+                return _projected(there, _arrow(metadata))
+            except _OtherLayout:
+                pass
         scan = ArrowScan(metadata, self._opened.io, metadata.schema(), AlwaysTrue())
         return scan.to_table([task])
 
@@ -350,6 +358,58 @@ def _supported_type(table: str, name: str, kind: Any) -> Any:
 
 def _arrow(metadata: TableMetadata) -> Any:
     return schema_to_pyarrow(metadata.schema(), include_field_ids=True)
+
+
+class _OtherLayout(Exception):
+    """A file of another engine, whose columns have no ids, or others inside of them."""
+
+
+def _projected(rows: Any, schema: Any) -> Any:
+    """The columns of a schema by their ids: null where there are none, widened where they were narrower."""
+    places = {_id(field): index for index, field in enumerate(rows.schema)}
+    columns = []
+    for field in schema:
+        if _id(field) not in places:
+            columns.append(pyarrow.nulls(rows.num_rows, field.type))
+            continue
+        index = places[_id(field)]
+        columns.append(_as(rows.column(index).combine_chunks(), rows.schema.field(index), field))
+    return pyarrow.table(columns, schema=schema)
+
+
+def _as(values: Any, have: Any, want: Any) -> Any:
+    if have.type.equals(want.type, check_metadata=True) or not pyarrow.types.is_nested(want.type):
+        return values.cast(want.type)
+    if not pyarrow.types.is_struct(have.type) or not pyarrow.types.is_struct(want.type):
+        if plain_type(have.type) == plain_type(want.type) and _ids(have) == _ids(want):
+            return values.cast(want.type)
+        raise _OtherLayout
+    there = {_id(field): field for field in have.type}
+    inner = [
+        _as(values.field(there[_id(field)].name), there[_id(field)], field)
+        if _id(field) in there
+        else pyarrow.nulls(len(values), field.type)
+        for field in want.type
+    ]
+    return pyarrow.StructArray.from_arrays(inner, fields=list(want.type), mask=values.is_null())
+
+
+def _ids(field: Any) -> list[Any]:
+    """The ids of a column and of all inside of it, in their order."""
+    kind = field.type
+    if pyarrow.types.is_map(kind):
+        # Its rows are structs that have no id of their own.
+        inner = [kind.key_field, kind.item_field]
+    else:
+        inner = [kind.field(index) for index in range(kind.num_fields)]
+    return [_id(field), *(_ids(one) for one in inner)]
+
+
+def _id(field: Any) -> bytes:
+    found: bytes | None = (field.metadata or {}).get(b"PARQUET:field_id")
+    if found is None:
+        raise _OtherLayout
+    return found
 
 
 def _summary(writer: str, batch: int) -> dict[str, str]:

@@ -124,8 +124,8 @@ class LakeSink:
 
 
 def newest_last(rows: DataFrame, order_by: Sequence[str]) -> DataFrame:
-    """In the order of these columns, else of the messages that they came from, else as Spark gives them."""
-    order = order_by or [name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns]
+    """In the order of these columns, then of the messages that they came from, else as Spark gives them."""
+    order = [*order_by, *(name for name in (*_MESSAGE_ORDER, WINDOW_TIME) if name in rows.columns)]
     return rows.orderBy(*order) if order else rows
 
 

@@ -22,7 +22,7 @@ DELETED: Final = "queen_deleted"
 
 
 class CommitConflict(PipelineError):
-    """Another process has changed the table meanwhile, so that the commit has to be tried again."""
+    """Another process has changed the table meanwhile, so that the commit has to be retried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Table(ABC):
     def compact(
         self, target_bytes: int, least_files: int, on_progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Compacted:
-        """Join small files of each partition that has at least so many of them."""
+        """Join small files of each partition that has enough of them."""
 
     @abstractmethod
     def vacuum(self, keep_hours: int, *, dry_run: bool) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import msgspec
 
 from queen.client.config import ClientLog, read_config
-from queen.client.errors import TRANSIENT
+from queen.client.errors import TRANSIENT, AuthError
 from queen.client.http import HttpClient, decode_as
+from queen.errors import SettingsError
 from queen.log.stage_moves import StageLost
 from queen.log.stages import Attempt
 from queen.spark.sink.shard_writer import Shard, ShardStager
@@ -195,6 +196,7 @@ class ServerPublisher:
     def __init__(self, url: str, token: str | None, outage_grace: float = 0.0) -> None:
         """`outage_grace`: for how many seconds it waits for a server that is unavailable."""
         self._loop = asyncio.new_event_loop()
+        self._url = url
         self._grace = outage_grace
         options = {"bearer_token": token, "retry_attempts": 1, "retry_delay_millis": _RETRY_MS}
         self._http = HttpClient(read_config(url, options), ClientLog())
@@ -218,6 +220,12 @@ class ServerPublisher:
         while True:
             try:
                 return (await self._http.send("POST", f"/api/v1/stages{path}", body, seconds=seconds)).body
+            except AuthError as error:
+                need = "of the role to write" if error.status == 403 else "that is valid"
+                raise SettingsError(
+                    f"the server at {self._url} refuses to be written to: {error}. Give a token {need}: option token,"
+                    " or --token"
+                ) from error
             except TRANSIENT as error:
                 failures += 1
                 pause = self._http.retry_delay(failures, error)

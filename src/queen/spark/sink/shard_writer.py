@@ -16,7 +16,7 @@ from queen.log.stage_moves import StageLost
 from queen.log.stager import Stager
 from queen.log.stages import TOPIC_ITEMS, Attempt, Published, Stages
 from queen.log.topic_store import TopicPublisher
-from queen.storage.database import Database, Record
+from queen.storage.database import Connection, Database, Record
 from queen.storage.shard_setup import ELSEWHERE
 from queen.wire.envelope import Envelope
 from queen.wire.ids import IdSource
@@ -35,6 +35,10 @@ class _WaitingDatabase(Database):
     """Repeats a statement while PostgreSQL is unavailable. Outside of transactions all statements here allow that."""
 
     outage_grace = 0.0
+
+    async def _open_connection(self, *args: Any, **kwargs: Any) -> Connection:
+        # One that is refused is no outage: what was given to connect with is wrong.
+        return await asyncpg.connect(*args, **kwargs)
 
     async def fetch(self, name: str, *args: Any) -> list[Record]:
         deadline = time.monotonic() + self.outage_grace
@@ -71,9 +75,9 @@ class Shard:
             IdSource(),
             TopicPublisher(self._database),
             # Servers read of it in the change log.
-            lambda fed: None,
+            lambda appended: None,
             dedup_window=dedup_window,
-            seen=DedupFilter(_DEDUP_MEMORY),
+            dedup_filter=DedupFilter(_DEDUP_MEMORY),
         )
 
     def stager(self, run: str, batch: int, attempt: uuid.UUID) -> ShardStager:
@@ -122,6 +126,13 @@ class Shard:
             return self._loop.run_until_complete(work)
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise SettingsError(f"PostgreSQL refuses the connection: {error}. Check databaseUrls") from error
+        except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError, asyncpg.InvalidSchemaNameError) as error:
+            raise SettingsError(
+                f"PostgreSQL has no tables of this version of Queen: {error}. Check databaseUrls, or start a server"
+                " of this version on it"
+            ) from error
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise SettingsError(f"PostgreSQL refuses to write: {error}. Check the role in databaseUrls") from error
 
 
 class ShardStager:

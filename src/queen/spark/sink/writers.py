@@ -65,7 +65,7 @@ class QueenStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty(_QUERY) if context is not None else None
         batch = context.getLocalProperty(_BATCH) if context is not None else None
         if query is None or batch is None:
-            raise QueenError("this Spark gives tasks no id of their query and batch: use PySpark 4.1 or newer")
+            raise QueenError("this Spark gives tasks no id of their query and batch: use PySpark 4.2 or newer")
         return _stage(self._plan, query, int(batch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batch_id: int) -> None:

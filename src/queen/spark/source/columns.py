@@ -37,12 +37,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class ColumnBuilder:
-    """Segments that become one record batch."""
+    """Opened segments that become one record batch."""
 
-    def __init__(self, spans: Sequence[Span], wanted: Sequence[str], envelope: Envelope) -> None:
+    def __init__(self, spans: Sequence[Span], wanted: Sequence[str]) -> None:
         self._spans = spans
         self._wanted = wanted
-        self._envelope = envelope
         self._runs: list[SegmentRun] = []
         self.rows = 0
         self.nbytes = 0
@@ -54,24 +53,40 @@ class ColumnBuilder:
 
     def finish(self) -> pa.RecordBatch:
         """The columns that are wanted, without messages that were deleted or lie outside of their span."""
-        segments = _Segments(self._spans, [self._opened(run) for run in self._runs])
+        segments = _Segments(self._spans, self._runs)
         columns = [segments.column(name) for name in self._wanted]
         batch = pa.RecordBatch.from_arrays(columns, names=list(self._wanted))
         unwanted = segments.deleted | segments.outside()
         return batch.filter(pa.array(~unwanted)) if unwanted.any() else batch
 
-    def _opened(self, run: SegmentRun) -> SegmentRun:
-        """The run with bodies that are neither compressed nor encrypted."""
-        starts = np.cumsum(run.sizes) - run.sizes
-        if run.sizes.all() and not (np.frombuffer(run.bodies, np.uint8)[starts] != PLAIN).any():
-            return run
-        bodies = []
-        for base, start, size in zip(run.bases.tolist(), starts.tolist(), run.sizes.tolist(), strict=True):
-            try:
-                bodies.append(bytes((PLAIN,)) + self._envelope.open(run.bodies[start : start + size]))
-            except EnvelopeError as error:
-                raise type(error)(unreadable(self._spans[run.slot], base, error)) from error
-        return replace(run, sizes=np.array([*map(len, bodies)], np.int64), bodies=b"".join(bodies))
+
+def opened(run: SegmentRun, spans: Sequence[Span], envelope: Envelope) -> Iterator[SegmentRun]:
+    """The run with bodies that are neither compressed nor encrypted: in pieces, since they may be much larger then."""
+    starts = np.cumsum(run.sizes) - run.sizes
+    if run.sizes.all() and not (np.frombuffer(run.bodies, np.uint8)[starts] != PLAIN).any():
+        yield run
+        return
+    bodies: list[bytes] = []
+    first = nbytes = 0
+    for place, (base, start, size) in enumerate(
+        zip(run.bases.tolist(), starts.tolist(), run.sizes.tolist(), strict=True)
+    ):
+        try:
+            bodies.append(bytes((PLAIN,)) + envelope.open(run.bodies[start : start + size]))
+        except EnvelopeError as error:
+            raise type(error)(unreadable(spans[run.slot], base, error)) from error
+        nbytes += len(bodies[-1])
+        if nbytes >= BYTES_PER_BATCH:
+            yield _with_bodies(run, first, bodies)
+            first, nbytes, bodies = place + 1, 0, []
+    if bodies:
+        yield _with_bodies(run, first, bodies)
+
+
+def _with_bodies(run: SegmentRun, first: int, bodies: Sequence[bytes]) -> SegmentRun:
+    """The segments of a run from `first` on that have these bodies now."""
+    part = run.part(first, first + len(bodies), b"".join(bodies))
+    return replace(part, sizes=np.array([*map(len, bodies)], np.int64))
 
 
 class _Segments:
@@ -233,11 +248,11 @@ def record_batches(
     segments: Iterator[SegmentRun], spans: Sequence[Span], wanted: Sequence[str], envelope: Envelope
 ) -> Iterator[pa.RecordBatch]:
     """The messages of the segments, many to a batch."""
-    builder = ColumnBuilder(spans, wanted, envelope)
-    for run in segments:
-        builder.add(run)
+    builder = ColumnBuilder(spans, wanted)
+    for piece in (piece for run in segments for piece in opened(run, spans, envelope)):
+        builder.add(piece)
         if builder.rows >= ROWS_PER_BATCH or builder.nbytes >= BYTES_PER_BATCH:
             yield builder.finish()
-            builder = ColumnBuilder(spans, wanted, envelope)
+            builder = ColumnBuilder(spans, wanted)
     if builder.rows:
         yield builder.finish()

@@ -42,6 +42,13 @@ _REFUSED: Final = re.compile(
     r"|permission denied|server does not support SSL"
 )
 
+_NO_ACCESS: Final = (
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
+    psycopg.errors.InvalidSchemaName,
+    psycopg.errors.InsufficientPrivilege,
+)
+
 
 class _NumbersLoader(Loader):
     """Arrays of PostgreSQL as vectors, without a Python object for each element."""
@@ -90,7 +97,9 @@ class ShardConnection:
                 yield from cursor.stream(self.statement(name), args, binary=True, size=size)
         except psycopg.OperationalError as error:
             self.close()
-            raise _unavailable(self._url, error) from error
+            raise unavailable(self._url, error) from error
+        except _NO_ACCESS as error:
+            raise _no_access(self._url, error) from error
 
     def cursor(self) -> RawCursor[tuple[Any, ...]]:
         """A cursor whose statements have their arguments as $1, $2."""
@@ -104,7 +113,7 @@ class ShardConnection:
                     options=_SETTINGS,
                 )
             except psycopg.OperationalError as error:
-                raise _unavailable(self._url, error) from error
+                raise unavailable(self._url, error) from error
             adapters = self._connection.adapters
             adapters.register_loader(adapters.types["int8"].array_oid, _NumbersLoader)
             adapters.register_loader(adapters.types["timestamptz"].array_oid, _TimesLoader)
@@ -125,7 +134,9 @@ class ShardConnection:
                 return cursor.fetchall() if cursor.description else []
         except psycopg.OperationalError as error:
             self.close()
-            raise _unavailable(self._url, error) from error
+            raise unavailable(self._url, error) from error
+        except _NO_ACCESS as error:
+            raise _no_access(self._url, error) from error
 
 
 def conninfo(url: str) -> str:
@@ -150,19 +161,36 @@ def _kept(url: str, pid: int) -> ShardConnection:
     return ShardConnection(url)
 
 
-def _unavailable(url: str, error: Exception) -> QueenError:
-    where = psycopg.conninfo.conninfo_to_dict(url)
-    place = f"{where.get('host') or 'the local socket'}:{where.get('port') or 5432}/{where.get('dbname') or ''}"
-    text = str(error).strip()
+def unavailable(url: str, error: Exception) -> QueenError:
+    """What a failed connection means: PostgreSQL is unavailable, or refuses it until a setting is changed."""
+    place, text = _place(url), str(error).strip()
     if _REFUSED.search(text):
-        reason = text.rpartition("FATAL:")[2].strip()
+        reason = text.rpartition("FATAL:")[2].strip().partition("\n")[0]
         return SettingsError(f"PostgreSQL at {place} refuses the connection: {reason}. Check databaseUrls")
-    return DatabaseUnavailable(f"PostgreSQL at {place} is unavailable: {text}")
+    # libpq goes on with guesses, and with the same of every other host.
+    reason = text.partition("\n")[0]
+    return DatabaseUnavailable(f"PostgreSQL at {place} is unavailable: {reason}")
+
+
+def _no_access(url: str, error: psycopg.Error) -> QueenError:
+    reason = error.diag.message_primary
+    if isinstance(error, psycopg.errors.InsufficientPrivilege):
+        return SettingsError(f"PostgreSQL at {_place(url)} refuses to read: {reason}. Check the role in databaseUrls")
+    return SettingsError(
+        f"PostgreSQL at {_place(url)} has no tables of this version of Queen: {reason}. Check databaseUrls, or start a"
+        " server of this version on it"
+    )
+
+
+def _place(url: str) -> str:
+    where = psycopg.conninfo.conninfo_to_dict(url)
+    return f"{where.get('host') or 'the local socket'}:{where.get('port') or 5432}/{where.get('dbname') or ''}"
 
 
 def retry_unavailable(attempt: Callable[[], T], seconds: float) -> T:
-    """Repeat what failed because PostgreSQL is unavailable, or because a queue is being moved, for so many seconds."""
+    """Repeat what failed because PostgreSQL is unavailable, or because a queue is being moved, for `seconds`."""
     deadline = time.monotonic() + seconds
+    said = ""
     while True:
         try:
             return attempt()
@@ -170,5 +198,8 @@ def retry_unavailable(attempt: Callable[[], T], seconds: float) -> T:
             left = deadline - time.monotonic()
             if left < PAUSE_SECONDS:
                 raise
-            log.warning("%s; retrying for %.0f s", error, left)
+            # Each cause once, not each of the attempts.
+            if str(error) != said:
+                said = str(error)
+                log.warning("%s; retrying for %.0f s", said, left)
         time.sleep(PAUSE_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import http.client
 import logging
 import time
 import urllib.error
@@ -148,7 +150,7 @@ class Log(Protocol):
 
 
 _BLOCK: Final = 1024
-"""Of so many offsets the small segments come in one row: a row of its own costs more than reading a small segment."""
+"""Offsets whose small segments come in one row: a row of its own costs more than reading a small segment."""
 _LARGE_BODY: Final = 8192
 
 
@@ -161,8 +163,10 @@ class ShardLog:
         self._grace = outage_grace
 
     def queue_names(self) -> list[str]:
-        shards = range(len(self._urls))
-        return sorted({name for shard in shards for (name,) in self.fetch(shard, "rollup_queues")})
+        return sorted(self._known_names())
+
+    def _known_names(self) -> set[str]:
+        return {name for shard in range(len(self._urls)) for (name,) in self.fetch(shard, "rollup_queues")}
 
     def positions(self, queues: Sequence[str]) -> list[Position]:
         return retry_unavailable(lambda: self._positions(queues), self._grace)
@@ -305,7 +309,9 @@ class ShardLog:
                 raise QueueMoving(f"queue {', '.join(sorted(arriving & set(absent)))} is being moved to another shard")
         if absent:
             shards = "the shard" if len(self._urls) == 1 else f"any of the {len(self._urls)} shards"
-            raise NotFound(f"there is no queue {', '.join(absent)} on {shards} that databaseUrls names")
+            near = difflib.get_close_matches(absent[0], self._known_names(), 1)
+            hint = f"did you mean {near[0]!r}?" if near else "create it, or check databaseUrls"
+            raise NotFound(f"there is no queue {', '.join(absent)} on {shards} that databaseUrls names; {hint}")
 
 
 def _runs(rows: Iterator[tuple[Any, ...]]) -> Iterator[SegmentRun]:
@@ -326,6 +332,12 @@ def _runs(rows: Iterator[tuple[Any, ...]]) -> Iterator[SegmentRun]:
 
 
 _TIMEOUT_SECONDS: Final = 60
+_BUSY: Final = (429, 502, 503, 504)
+_LONGEST_ANSWER: Final = 1000
+
+
+class _Error(msgspec.Struct):
+    error: str
 
 
 class _Partition(msgspec.Struct, rename="camel"):
@@ -349,7 +361,7 @@ class _Queues(msgspec.Struct):
 
 
 class ServerLog:
-    """Reads logs through the routes below /api/v1/read."""
+    """Reads logs through the routes below /api/v1/read. Shards are the server's affair: all positions name shard 0."""
 
     def __init__(self, url: str, token: str | None, outage_grace: float = 0.0) -> None:
         """`outage_grace`: for how many seconds it waits for a server that is unavailable."""
@@ -364,7 +376,7 @@ class ServerLog:
 
     def positions(self, queues: Sequence[str]) -> list[Position]:
         return [
-            Position(queue, one.partition, *_row(one), one.first_offset, one.next_offset)
+            Position(queue, one.partition, 0, _row(one), one.first_offset, one.next_offset)
             for queue in sorted(queues)
             for one in self._partitions(queue, {})
         ]
@@ -378,7 +390,7 @@ class ServerLog:
                 np.array([getattr(position, name) for position in positions], np.int64)
                 for name in ("id", "first", "next")
             )
-            found.append(QueueEnds(queue, positions[0].shard if positions else 0, ids, first, ends))
+            found.append(QueueEnds(queue, 0, ids, first, ends))
         return found
 
     def partition_names(self, ends: QueueEnds, ids: Numbers) -> dict[int, str]:
@@ -393,7 +405,7 @@ class ServerLog:
         for queue in sorted({position.queue for position in positions}):
             for one in self._partitions(queue, {"at": iso_micros(moment)}):
                 if one.offset_at is not None:
-                    found[queue, _row(one)[1]] = one.offset_at
+                    found[queue, _row(one)] = one.offset_at
         # A partition may have been removed, or have grown, since its position was asked for.
         return [min(found.get((position.queue, position.id), position.next), position.next) for position in positions]
 
@@ -426,18 +438,35 @@ class ServerLog:
                 body: bytes = answer.read()
                 return body
         except urllib.error.HTTPError as error:
-            text = error.read().decode("utf-8", "replace")[:1000]
+            text = _said(error.read())
+            if error.code in (401, 403):
+                need = "of the role to read" if error.code == 403 else "that is valid"
+                raise SettingsError(
+                    f"the server at {self._url} refuses to be read: {text}. Give a token {need}: option token,"
+                    " or --token"
+                ) from error
             if error.code == 404:
-                raise NotFound(f"{self._url} answered 404: {text}") from error
-            if error.code in (502, 503, 504):
+                raise NotFound(f"{text} ({self._url})") from error
+            if error.code in _BUSY:
                 raise DatabaseUnavailable(f"{self._url} answered {error.code} to a read: {text}") from error
             raise QueenError(f"{self._url} answered {error.code} to a read: {text}") from error
-        except OSError as error:
-            raise DatabaseUnavailable(f"the server at {self._url} is unavailable: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            # The last is an answer that ends in its middle.
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            why = str(reason) or type(error).__name__
+            raise DatabaseUnavailable(f"the server at {self._url} is unavailable: {why}") from error
 
 
-def _row(one: _Partition) -> tuple[int, int]:
-    """The shard and the row id of a partition."""
+def _said(body: bytes) -> str:
+    """The error in an answer; of an answer that is not a server's, its beginning."""
+    try:
+        return msgspec.json.decode(body, type=_Error).error
+    except msgspec.DecodeError:
+        return " ".join(body.decode("utf-8", "replace")[:_LONGEST_ANSWER].split())
+
+
+def _row(one: _Partition) -> int:
+    """The row id of a partition."""
     found = parse_partition_uuid(one.partition_id)
     if found is None:
         raise QueenError(f"the server calls partition {one.partition!r} {one.partition_id!r}, which is not an id")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -21,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from queen.errors import NotFound, SettingsError
+from queen.errors import Conflict, NotFound, SettingsError
 from queen.spark.options import LATEST, EdgeKind, ReadOptions, Table
 from queen.spark.source.logs import QueueEnds, ShardLog, Span
 from queen.spark.source.offsets import Numbers, PartitionOffsets, StreamOffset, decode_offset, encode_offset, offsets_of
@@ -84,14 +85,26 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._fail = options.fail_on_data_loss is not False
         self._reading = MessageReading(options, schema, fail_on_data_loss=self._fail)
         self._mirror = GroupMirror.of(options)
+        self._initial: dict[str, Any] | None = None
         self._last_ends: list[QueueEnds] | None = None
         self._target: list[QueueEnds] | None = None
         self._reported: set[int] = set()
         self._last_batch = -math.inf
-        if options.limits.max_bytes is not None and not isinstance(self._log, ShardLog):
-            raise SettingsError("maxBytesPerTrigger needs databaseUrls: a server does not report the sizes of segments")
+        # Where a batch has no room for all partitions: the place, among all of them, of the one whose turn it is.
+        self._turn = 0
+        limits = options.limits
+        for name, limit in (("maxBytesPerTrigger", limits.max_bytes), ("minBytesPerTrigger", limits.min_bytes)):
+            if limit is not None and not isinstance(self._log, ShardLog):
+                raise SettingsError(f"{name} needs databaseUrls: a server does not report the sizes of segments")
 
     def initialOffset(self) -> dict[str, Any]:
+        # Spark asks before the first batch, and again to plan it: an end that has moved on by then would leave out what
+        # was pushed in between.
+        if self._initial is None:
+            self._initial = self._find_initial_offset()
+        return self._initial
+
+    def _find_initial_offset(self) -> dict[str, Any]:
         starting = self._options.starting or LATEST
         if starting.kind in (EdgeKind.EARLIEST, EdgeKind.LATEST):
             earliest = starting.kind is EdgeKind.EARLIEST
@@ -120,7 +133,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(limits.max_rows)
         if limits.max_bytes is not None:
             return ReadMaxBytes(limits.max_bytes)
-        return ReadAllAvailable() if limits.min_rows is None else ReadMinRows(limits.min_rows)
+        return ReadMinRows(limits.min_rows or 1) if limits else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         began = decode_offset(start)
@@ -132,35 +145,56 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         starts = [self._starts(began, one) for one in ends]
         waiting = [np.maximum(one.next - first, 0) for one, first in zip(ends, starts, strict=True)]
         if not isinstance(limit, ReadAllAvailable):
-            if self._holds_back(sum(int(counts.sum()) for counts in waiting)):
+            if self._holds_back(ends, starts, waiting):
                 return start
             waiting = self._limited(ends, starts, waiting)
         return _encode(ends, [first + count for first, count in zip(starts, waiting, strict=True)])
 
-    def _holds_back(self, waiting: int) -> bool:
+    def _holds_back(self, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> bool:
         """Whether there is too little for a batch. What is available now is all that will come."""
         limits, now = self._options.limits, time.monotonic()
-        if limits.min_rows is None or self._target is not None:
+        if (limits.min_rows is None and limits.min_bytes is None) or self._target is not None:
             return False
-        if waiting < limits.min_rows and now - self._last_batch < limits.delay:
-            return True
-        if waiting:
+        rows = sum(int(counts.sum()) for counts in waiting)
+        if now - self._last_batch < limits.delay:
+            if rows < (limits.min_rows or 0):
+                return True
+            if limits.min_bytes is not None and self._is_below(limits.min_bytes, ends, starts, waiting):
+                return True
+        if rows:
             self._last_batch = now
         return False
 
+    def _is_below(self, least: int, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> bool:
+        """Whether what waits has fewer bytes; with more segments than are looked at, it has enough."""
+        total = 0
+        for segments, first, counts in zip(self._all_sizes(ends, starts, waiting), starts, waiting, strict=True):
+            total += int(segments[:, 2].sum())
+            listed = first.copy()
+            np.maximum.at(listed, segments[:, 0], segments[:, 1])
+            if total >= least or (listed < first + counts)[segments[:, 0]].any():
+                return False
+        return True
+
     def _limited(self, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> list[Numbers]:
-        limits = self._options.limits
-        consumed = sum(int(first.sum()) for first in starts)
+        limits, turn = self._options.limits, self._turn
         if limits.max_rows is not None:
-            waiting = _limited_by_rows(waiting, limits.max_rows, consumed)
-        if limits.max_bytes is None:
+            waiting, self._turn = _limited_by_rows(waiting, limits.max_rows, turn)
+        # A pattern may match no queue yet.
+        if limits.max_bytes is None or not ends:
             return waiting
+        segments = self._all_sizes(ends, starts, waiting)
+        waiting, reached = _limited_by_bytes(starts, waiting, segments, limits.max_bytes, turn)
+        self._turn = self._turn if reached is None else reached
+        return waiting
+
+    def _all_sizes(self, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> list[Numbers]:
+        """Segments that wait, by queue: so many of each partition that there are not too many."""
         busy = sum(int(np.count_nonzero(counts)) for counts in waiting)
-        segments = [
+        return [
             self._sizes(one, first, counts, max(1, _MOST_SEGMENTS // max(1, busy)))
             for one, first, counts in zip(ends, starts, waiting, strict=True)
         ]
-        return _limited_by_bytes(starts, waiting, segments, limits.max_bytes, consumed)
 
     def _sizes(self, ends: QueueEnds, starts: Numbers, waiting: Numbers, most: int) -> Numbers:
         """Segments of a queue that wait: the place of their partition, where they end, their bytes."""
@@ -235,7 +269,24 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
             ]
             report_loss(_listed(lost), fail=self._fail)
-        return np.maximum(starts, ends.first)
+        ahead = starts > ends.next
+        if ahead.any():
+            self._report_ahead(ends, ahead, starts)
+        return np.clip(starts, ends.first, ends.next)
+
+    def _report_ahead(self, ends: QueueEnds, ahead: npt.NDArray[np.bool_], starts: Numbers) -> None:
+        """The log ends before what this stream has read: messages that were pushed to it since would be passed over."""
+        names = self._log.partition_names(ends, ends.ids[ahead])
+        shorter = [
+            f"{ends.queue}/{names.get(id, f'#{id}')} ends at offset {end} and was read up to {start}"
+            for id, start, end in zip(
+                ends.ids[ahead].tolist(), starts[ahead].tolist(), ends.next[ahead].tolist(), strict=True
+            )
+        ]
+        text = f"{_listed(shorter)}: PostgreSQL was restored from a backup, or a standby that was behind has taken over"
+        if self._fail:
+            raise Conflict(f"{text}. Set failOnDataLoss to false to go on at the end, without what was pushed since")
+        log.warning("%s; going on at the end (failOnDataLoss is false)", text)
 
     def _check_removed(self, began: StreamOffset, ends: Sequence[QueueEnds]) -> None:
         """Partitions are removed with their queue, or when retention has emptied them: both may lose messages."""
@@ -294,31 +345,37 @@ def _encode(ends: Sequence[QueueEnds], offsets: Sequence[Numbers]) -> dict[str, 
     return encode_offset({one.queue: PartitionOffsets(one.ids, at) for one, at in zip(ends, offsets, strict=True)})
 
 
-def _limited_by_rows(waiting: Sequence[Numbers], most: int, consumed: int) -> list[Numbers]:
-    """So many messages in all, each partition with its share of what waits.
+def _limited_by_rows(waiting: Sequence[Numbers], most: int, turn: int) -> tuple[list[Numbers], int]:
+    """At most `most` messages in all: one of each partition, and the rest in proportion to their backlogs.
 
-    What rounding leaves goes, one each, to partitions in turn: it goes round with the messages consumed so far, so that
-    a limit below the number of partitions passes none over.
+    With fewer than there are partitions they take turns. Returns whose turn is next as well.
     """
     counts = np.concatenate(waiting) if waiting else np.empty(0, np.int64)
-    total = int(counts.sum())
-    if total <= most:
-        return [*waiting]
-    shares = np.array([count * most // total for count in counts.tolist()], np.int64)
-    candidates = np.flatnonzero(counts > shares)
-    first = int(np.searchsorted(candidates, consumed % len(counts)))
-    chosen = np.roll(candidates, -first)[: most - int(shares.sum())]
-    shares[chosen] += 1
+    if int(counts.sum()) <= most:
+        return [*waiting], turn
+    busy = np.flatnonzero(counts)
+    busy = np.roll(busy, -int(np.searchsorted(busy, turn)))
+    chosen = busy[:most]
+    shares = np.zeros(len(counts), np.int64)
+    shares[chosen] = 1
+    room = most - len(chosen)
+    if room:
+        # None of them gets more than it has: all of it would be above the limit.
+        rest = counts - shares
+        total = int(rest.sum())
+        shares += np.array([count * room // total for count in rest.tolist()], np.int64)
+        candidates = busy[(counts > shares)[busy]]
+        shares[candidates[: most - int(shares.sum())]] += 1
     sizes = np.cumsum([len(one) for one in waiting])[:-1]
-    return np.split(shares, sizes)
+    return np.split(shares, sizes), int(chosen[-1]) + 1
 
 
 def _limited_by_bytes(
-    starts: Sequence[Numbers], waiting: Sequence[Numbers], segments: Sequence[Numbers], most: int, consumed: int
-) -> list[Numbers]:
+    starts: Sequence[Numbers], waiting: Sequence[Numbers], segments: Sequence[Numbers], most: int, turn: int
+) -> tuple[list[Numbers], int | None]:
     """So many bytes in all: the first segment of each partition, then the second of each, and so on; one at least.
 
-    As with rows, who comes first goes round with the messages consumed so far.
+    They take turns at being first. Returns whose turn is next as well; None where all had theirs.
     """
     sizes = [len(one) for one in waiting]
     firsts = np.cumsum([0, *sizes])[:-1]
@@ -330,8 +387,8 @@ def _limited_by_bytes(
     places, uptos, nbytes = places[order], uptos[order], nbytes[order]
     rounds = np.arange(len(places)) - np.searchsorted(places, places)
     total = max(1, sum(sizes))
-    turn = np.lexsort(((places - consumed) % total, rounds))
-    taken = turn[: max(1, int(np.searchsorted(np.cumsum(nbytes[turn]), most, side="right")))]
+    wanted = np.lexsort(((places - turn) % total, rounds))
+    taken = wanted[: max(1, int(np.searchsorted(np.cumsum(nbytes[wanted]), most, side="right")))]
     stops = np.concatenate([*starts, np.empty(0, np.int64)])
     full = stops + np.concatenate([*waiting, np.empty(0, np.int64)])
     # Messages without a segment are lost, which is found out by reading them.
@@ -339,7 +396,8 @@ def _limited_by_bytes(
     reached = np.where(listed, stops, full)
     np.maximum.at(reached, places[taken], uptos[taken])
     counts = np.minimum(reached, full) - stops
-    return np.split(counts, np.cumsum(sizes)[:-1])
+    following = int(places[taken[-1]]) + 1 if len(taken) < len(wanted) else None
+    return np.split(counts, np.cumsum(sizes)[:-1]), following
 
 
 def _listed(lost: Sequence[str]) -> str:

@@ -50,3 +50,27 @@ DROP SCHEMA IF EXISTS queen, queen_proxy CASCADE;
 -- name: restore_analyze
 -- Have the planner know what came back.
 ANALYZE;
+
+-- name: restore_privileges
+-- The role of those who push by SQL, and its rights, as migration 0016 makes them: privileges are not restored, because
+-- they name roles of the old cluster, and roles are in no dump.
+DO $$
+BEGIN
+    IF to_regproc('queen.enqueue_items') IS NULL THEN
+        -- A backup from before that migration.
+        RETURN;
+    END IF;
+    REVOKE EXECUTE ON FUNCTION queen.push, queen.push_many, queen.push_items, queen.enqueue, queen.enqueue_many,
+        queen.enqueue_items FROM PUBLIC;
+    BEGIN
+        IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'queen_producer') THEN
+            CREATE ROLE queen_producer NOLOGIN;
+        END IF;
+        GRANT USAGE ON SCHEMA queen TO queen_producer;
+        GRANT EXECUTE ON FUNCTION queen.push, queen.push_many, queen.push_items, queen.enqueue, queen.enqueue_many,
+            queen.enqueue_items TO queen_producer;
+    EXCEPTION
+        WHEN insufficient_privilege THEN
+            RAISE NOTICE 'role queen_producer was not created: % may not create roles', current_user;
+    END;
+END $$;

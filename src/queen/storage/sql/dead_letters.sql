@@ -2,10 +2,11 @@
 -- A filter is $1 queue, $2 group, $3 partition name, $4 failed from, $5 failed to, $6 transaction ids; null: any.
 
 -- name: dead_letters_page
--- Dead letters, newest failure first.
+-- Dead letters, newest failure first; once they have $9 bytes, the rest without bodies.
 SELECT d.message_id, d.transaction_id, d.partition_id, q.name AS queue_name, p.name AS partition_name,
-    g.name AS group_name, d.error_message, d.retry_count, d.body, d.trace_id, d.producer_sub, d.original_created_at,
-    d.failed_at
+    g.name AS group_name, d.error_message, d.retry_count, d.trace_id, d.producer_sub, d.original_created_at, d.failed_at,
+    CASE WHEN sum(octet_length(d.body)) OVER (ORDER BY d.failed_at DESC, d.id DESC ROWS UNBOUNDED PRECEDING)
+        - octet_length(d.body) < $9::bigint THEN d.body END AS body
 FROM (
     SELECT d.id FROM queen.dead_letters d JOIN queen.partitions p ON p.id = d.partition_id
     WHERE ($1::integer IS NULL OR d.queue_id = $1) AND ($2::integer IS NULL OR d.group_id = $2)

@@ -44,14 +44,20 @@ INSERT INTO queen.ephemeral_groups (queue, name) VALUES ($1, $2) ON CONFLICT DO 
 
 -- name: ephemeral_ready
 -- Messages of a queue ($1), or of a partition ($3), that a group ($2) may have now, the oldest first, at most so many ($4):
--- those that it never had, and those whose lease is over, with the attempts there were.
+-- those that it never had, and those whose lease is over, with the attempts there were; no more once they have $5 bytes.
+SELECT * FROM (
+SELECT r.*, sum(octet_length(r.payload)) OVER (ORDER BY r.seq ROWS UNBOUNDED PRECEDING) - octet_length(r.payload) AS before
+FROM (
 SELECT m.seq, m.partition, m.payload, coalesce(l.attempts, 0) AS attempts
 FROM queen.ephemeral_messages m
 LEFT JOIN queen.ephemeral_cursors c ON c.queue = m.queue AND c.group_name = $2 AND c.partition = m.partition
 LEFT JOIN queen.ephemeral_leases l ON l.queue = m.queue AND l.group_name = $2 AND l.seq = m.seq
 WHERE m.queue = $1 AND ($3::text IS NULL OR m.partition = $3)
     AND (m.seq >= coalesce(c.next_seq, 0) OR l.until <= clock_timestamp())
-ORDER BY m.seq LIMIT $4;
+ORDER BY m.seq LIMIT $4
+) r
+) s
+WHERE before < $5::bigint ORDER BY seq;
 
 -- name: ephemeral_next
 -- In how many seconds the next lease of a group ($2) on a queue ($1) is over; no row: there is none.

@@ -52,7 +52,7 @@ WITH known AS (
 )
 SELECT k.group_id, k.queue_id, g.name AS group_name, q.name AS queue_name, k.members, k.lagging, k.behind, k.consumed,
     k.leases, k.places, statement_timestamp() AS at, s.mode, s.since, s.created_at AS subscribed_at,
-    g.name = ANY (q.paused_groups) AS paused, q.paused AS queue_paused
+    g.name = ANY (q.paused_groups) AS paused, q.paused AS queue_paused, q.namespace, q.task
 FROM summed k
 JOIN queen.groups g ON g.id = k.group_id
 JOIN queen.queues q ON q.id = k.queue_id

@@ -16,20 +16,29 @@ FROM (
 SELECT name FROM queen.queues WHERE name = ANY ($1::text[]) ORDER BY id FOR KEY SHARE;
 
 -- name: kv_load
--- Keys as they are now, and a new version for each that may be written ($3).
+-- Keys as they are now, and a new version for each that may be written ($3); once they have $4 bytes, the rest without values.
 SELECT i.slot, clock_timestamp() AS now, CASE WHEN i.written THEN nextval('queen.kv_versions') END AS drawn,
-    k.value, k.version, k.expires_at, k.updated_at
+    CASE WHEN sum(octet_length(k.value)) OVER (ORDER BY i.slot ROWS UNBOUNDED PRECEDING) - octet_length(k.value) < $4::bigint
+        THEN k.value END AS value,
+    k.version, k.expires_at, k.updated_at
 FROM unnest($1::text[], $2::text[], $3::boolean[]) WITH ORDINALITY AS i (namespace, key, written, slot)
 LEFT JOIN queen.kv k ON k.namespace = i.namespace AND k.key = i.key
     AND (k.expires_at IS NULL OR k.expires_at > clock_timestamp())
 ORDER BY i.slot;
 
 -- name: kv_prefix
--- Keys of a namespace ($1) that start with a text ($2), after one of them ($3), in order.
+-- Keys of a namespace ($1) that start with a text ($2), after one of them ($3), in order, $4 at most; once they have $5 bytes,
+-- the rest without values.
+SELECT key, version, expires_at, updated_at,
+    CASE WHEN sum(octet_length(value)) OVER (ORDER BY key ROWS UNBOUNDED PRECEDING) - octet_length(value) < $5::bigint
+        THEN value END AS value
+FROM (
 SELECT key, value, version, expires_at, updated_at FROM queen.kv
 WHERE namespace = $1 AND key >= $2 AND key < $2 || chr(1114111) AND key > $3 AND starts_with(key, $2)
     AND (expires_at IS NULL OR expires_at > clock_timestamp())
-ORDER BY key LIMIT $4;
+ORDER BY key LIMIT $4
+) k
+ORDER BY key;
 
 -- name: kv_namespaces
 -- A page ($3, $4) of the namespaces with a text ($1) in their names (empty: any), but one ($2), by name: how many keys each

@@ -175,7 +175,7 @@ FROM queen.metric_minutes_between($1, $2, $3::jsonb) m;
 
 -- name: workers_seen
 -- The workers (of a host, with an id) that were there, each with what it counted and how it last was.
-SELECT m.host, m.worker_id, (array_agg(m.pid ORDER BY m.at DESC))[1] AS pid,
+SELECT m.host, m.port, m.worker_id, (array_agg(m.pid ORDER BY m.at DESC))[1] AS pid,
     avg(m.loop_lag_ms[1]) AS loop_lag_avg, max(m.loop_lag_ms[3]) AS loop_lag_max,
     (array_agg(m.free_slots[4] ORDER BY m.at DESC))[1] AS free_slots,
     (array_agg(m.db_connections[4] ORDER BY m.at DESC))[1] AS db_connections,

@@ -70,7 +70,12 @@ DELETE FROM queen.stream_state WHERE partition_id = $2 AND query_id = $1 AND key
 
 -- name: stream_state
 -- The state of a query on a partition, by key: all of it, or what the filters that are given leave. $3 keys, $4 and $5
--- the keys of a prefix (from, and before), $6 windows that have ended by then, $7 keys after this one, $8 so many.
+-- the keys of a prefix (from, and before), $6 windows that have ended by then, $7 keys after this one, $8 so many; once
+-- they have $9 bytes, the rest without values.
+SELECT key, version, updated_at,
+    CASE WHEN sum(octet_length(value)) OVER (ORDER BY key ROWS UNBOUNDED PRECEDING) - octet_length(value) < $9::bigint
+        THEN value END AS value
+FROM (
 SELECT key, value, version, updated_at FROM queen.stream_state
 WHERE partition_id = $2 AND query_id = $1
     AND ($3::text[] IS NULL OR key = ANY($3))
@@ -78,7 +83,9 @@ WHERE partition_id = $2 AND query_id = $1
     AND ($5::text IS NULL OR key < $5)
     AND ($6::float8 IS NULL OR window_end <= $6)
     AND ($7::text IS NULL OR key > $7)
-ORDER BY key LIMIT $8;
+ORDER BY key LIMIT $8
+) s
+ORDER BY key;
 
 -- name: sweep_stream_state
 -- Some of the state for partitions that are gone.

@@ -1,16 +1,16 @@
 -- Timers. A timer that fires is removed and its message appended in one transaction.
 
 -- name: timers_schedule
--- Schedule timers, or schedule them again; whether each was there before, and when it is due.
-INSERT INTO queen.timers AS t (queue, key, id, partition, transaction_id, body, deliver_at)
+-- Schedule timers of a producer ($8), or schedule them again; whether each was there before, and when it is due.
+INSERT INTO queen.timers AS t (queue, key, id, partition, transaction_id, body, deliver_at, producer_sub)
 SELECT i.queue, i.key, i.id, i.partition, i.transaction_id, i.body,
-    clock_timestamp() + make_interval(secs => i.delay)
+    clock_timestamp() + make_interval(secs => i.delay), $8
 FROM unnest($1::text[], $2::text[], $3::uuid[], $4::text[], $5::text[], $6::bytea[], $7::float8[])
     AS i (queue, key, id, partition, transaction_id, body, delay)
 ORDER BY i.queue, i.key
 ON CONFLICT (queue, key) DO UPDATE SET id = excluded.id, partition = excluded.partition,
     transaction_id = excluded.transaction_id, body = excluded.body, deliver_at = excluded.deliver_at,
-    scheduled_at = excluded.scheduled_at, attempts = 0, last_error = NULL
+    scheduled_at = excluded.scheduled_at, producer_sub = excluded.producer_sub, attempts = 0, last_error = NULL
 RETURNING t.queue, t.key, t.xmax::text <> '0' AS rescheduled, t.deliver_at;
 
 -- name: timers_cancel
@@ -57,12 +57,13 @@ WITH due AS MATERIALIZED (
 )
 DELETE FROM queen.timers t USING due d WHERE t.queue = d.queue AND t.key = d.key
 RETURNING nextval(pg_get_serial_sequence('queen.inbox', 'id')) AS id, t.queue, t.key, t.partition, t.transaction_id, t.body,
-    t.deliver_at;
+    t.deliver_at, t.producer_sub;
 
 -- name: timers_take_one
 -- Remove one timer that is due, to append its message.
 DELETE FROM queen.timers WHERE queue = $1 AND key = $2 AND deliver_at <= clock_timestamp()
-RETURNING nextval(pg_get_serial_sequence('queen.inbox', 'id')) AS id, queue, key, partition, transaction_id, body, deliver_at;
+RETURNING nextval(pg_get_serial_sequence('queen.inbox', 'id')) AS id, queue, key, partition, transaction_id, body, deliver_at,
+    producer_sub;
 
 -- name: timers_delay
 -- A timer could not be pushed: it is tried again after some seconds.

@@ -238,15 +238,15 @@ WHERE i.id = e.id AND i.topic_id = e.topic_id AND i.leased_until > clock_timesta
 RETURNING e.slot;
 
 -- name: topic_nack
--- Leased items that failed wait longer each time, and become dead letters when their retries are used up.
+-- Leased items that failed wait longer each time, and become dead letters when their retries are used up, or at once ($6).
 WITH held AS MATERIALIZED (
     SELECT count(pg_advisory_xact_lock_shared(1366650960, k)) AS locks FROM unnest($1::integer[]) AS k
 ), failed AS MATERIALIZED (
-    SELECT n.slot, i.id, n.error, clock_timestamp() AS at, i.retries >= t.max_retries AS over,
+    SELECT n.slot, i.id, n.error, clock_timestamp() AS at, n.dead OR i.retries >= t.max_retries AS over,
         least(t.backoff_cap_ms, t.backoff_base_ms * power(2::float8, least(i.retries, 40))) * (0.5 + random() / 2)
             AS backoff
-    FROM held CROSS JOIN unnest($2::bigint[], $3::integer[], $4::text[], $5::text[]) WITH ORDINALITY
-        AS n (id, topic_id, owner, error, slot)
+    FROM held CROSS JOIN unnest($2::bigint[], $3::integer[], $4::text[], $5::text[], $6::boolean[]) WITH ORDINALITY
+        AS n (id, topic_id, owner, error, dead, slot)
     JOIN queen.topic_items i ON i.id = n.id AND i.topic_id = n.topic_id
     JOIN queen.topics t ON t.id = i.topic_id
     WHERE i.lease_owner IS NOT NULL AND (n.owner IS NULL OR n.owner = i.lease_owner)
@@ -380,40 +380,71 @@ LEFT JOIN (
 ) o ON o.topic_id = t.id
 ORDER BY t.name;
 
+-- name: topic_priorities
+-- How many items of a topic are in each state at each priority, as in topic_counts, in the order of service.
+SELECT s.priority, count(*) FILTER (WHERE s.waits AND s.deliver_after <= statement_timestamp()) AS ready,
+    count(*) FILTER (WHERE s.waits AND s.deliver_after > statement_timestamp()) AS delayed,
+    count(*) FILTER (WHERE NOT s.waits) AS leased
+FROM (
+    SELECT i.priority, i.deliver_after, i.leased_until IS NULL OR i.leased_until = 'infinity' AND i.lease_owner IS NULL
+        AND NOT EXISTS (SELECT FROM queen.topic_handouts o WHERE o.topic_id = $1 AND i.id = ANY (o.ids)) AS waits
+    FROM queen.topic_items i WHERE i.topic_id = $1
+) s
+GROUP BY s.priority ORDER BY s.priority LIMIT $2;
+
 -- name: topic_peek
--- The items of a topic that are ready, due or not, in the order of service; those in its ready queue among them.
-SELECT p.*, NULL::timestamptz AS leased_until, NULL::text AS lease_owner FROM (
-    (SELECT r.* FROM queen.topic_heads h CROSS JOIN LATERAL (
+-- The items of a topic that are ready, due or not, in the order of service, after so many; those in its ready queue among
+-- them. There are no more once they have $5 bytes.
+SELECT s.*, NULL::timestamptz AS leased_until, NULL::text AS lease_owner FROM (
+    SELECT p.*, sum(octet_length(payload) + coalesce(octet_length(metadata), 0)) OVER (ORDER BY priority, deliver_after, id ROWS UNBOUNDED PRECEDING)
+            - octet_length(payload) - coalesce(octet_length(metadata), 0) AS before
+    FROM (SELECT * FROM (
+        (SELECT r.* FROM queen.topic_heads h CROSS JOIN LATERAL (
+            SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
+                i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload
+            FROM queen.topic_items i
+            WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
+                AND i.deliver_after >= h.head AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+                AND ($3 OR i.deliver_after <= statement_timestamp())
+            ORDER BY i.deliver_after, i.id LIMIT $2::bigint + $4::bigint
+        ) r
+        WHERE h.topic_id = $1 ORDER BY h.priority LIMIT $2::bigint + $4::bigint)
+        UNION ALL
         SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
             i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload
         FROM queen.topic_items i
-        WHERE i.topic_id = h.topic_id AND i.priority = h.priority AND i.leased_until IS NULL
-            AND i.deliver_after >= h.head AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
-            AND ($3 OR i.deliver_after <= statement_timestamp())
-        ORDER BY i.deliver_after, i.id LIMIT $2
-    ) r
-    WHERE h.topic_id = $1 ORDER BY h.priority LIMIT $2)
-    UNION ALL
-    SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
-        i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload
-    FROM queen.topic_items i
-    WHERE i.leased_until = 'infinity' AND i.lease_owner IS NULL AND i.topic_id = $1
-        AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
-        AND NOT EXISTS (SELECT FROM queen.topic_handouts o WHERE o.topic_id = $1 AND i.id = ANY (o.ids))
-) p
-ORDER BY p.priority, p.deliver_after, p.id LIMIT $2;
+        WHERE i.leased_until = 'infinity' AND i.lease_owner IS NULL AND i.topic_id = $1
+            AND (i.expires_at IS NULL OR i.expires_at > statement_timestamp())
+            AND NOT EXISTS (SELECT FROM queen.topic_handouts o WHERE o.topic_id = $1 AND i.id = ANY (o.ids))
+    ) i ORDER BY i.priority, i.deliver_after, i.id OFFSET $4) p
+) s
+WHERE s.before < $5::bigint ORDER BY s.priority, s.deliver_after, s.id LIMIT $2;
 
 -- name: topic_peek_leased
--- The items of a topic that are leased, the lease that ends first first.
-SELECT i.id, i.priority, i.deliver_after, i.expires_at, i.created_at, i.updated_at, i.first_failed_at, i.retries,
-    i.is_json, i.idempotency_key, i.last_error, i.metadata, i.payload, i.leased_until, i.lease_owner
-FROM queen.topic_items i
-WHERE i.leased_until > statement_timestamp() AND i.lease_owner IS NOT NULL AND i.topic_id = $1
-ORDER BY i.leased_until, i.id LIMIT $2;
+-- The items of a topic that are leased, the lease that ends first first, after so many; no more once they have $4 bytes.
+SELECT * FROM (
+    SELECT i.*, sum(octet_length(payload) + coalesce(octet_length(metadata), 0)) OVER (ORDER BY leased_until, id ROWS UNBOUNDED PRECEDING)
+            - octet_length(payload) - coalesce(octet_length(metadata), 0) AS before
+    FROM (
+        SELECT id, priority, deliver_after, expires_at, created_at, updated_at, first_failed_at, retries, is_json,
+            idempotency_key, last_error, metadata, payload, leased_until, lease_owner
+        FROM queen.topic_items
+        WHERE leased_until > statement_timestamp() AND lease_owner IS NOT NULL AND topic_id = $1
+        ORDER BY leased_until, id LIMIT $2 OFFSET $3
+    ) i
+) s
+WHERE before < $4::bigint ORDER BY leased_until, id;
 
 -- name: topic_dead_letters
--- The dead letters of a topic, oldest first, after so many.
-SELECT * FROM queen.topic_dead_letters WHERE topic_id = $1 ORDER BY moved_at, id LIMIT $2 OFFSET $3;
+-- The dead letters of a topic, oldest first, after so many; no more once they have $4 bytes.
+SELECT * FROM (
+    SELECT d.*, sum(octet_length(payload) + coalesce(octet_length(metadata), 0)) OVER (ORDER BY moved_at, id ROWS UNBOUNDED PRECEDING)
+            - octet_length(payload) - coalesce(octet_length(metadata), 0) AS before
+    FROM (
+        SELECT * FROM queen.topic_dead_letters WHERE topic_id = $1 ORDER BY moved_at, id LIMIT $2 OFFSET $3
+    ) d
+) s
+WHERE before < $4::bigint ORDER BY moved_at, id;
 
 -- name: topic_delete_dead_letters
 -- Delete dead letters.

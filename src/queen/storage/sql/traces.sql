@@ -14,11 +14,16 @@ WITH trace AS (
 SELECT public_id FROM trace;
 
 -- name: traces_at
--- The traces of one message, oldest first.
-SELECT t.public_id, t.event_type, t.data, t.group_name, t.worker_id, t.created_at,
+-- The traces of one message, oldest first; once they have $5 bytes, the rest without data.
+SELECT t.public_id, t.event_type, t.group_name,
+    CASE WHEN sum(octet_length(t.data)) OVER (ORDER BY t.id ROWS UNBOUNDED PRECEDING) - octet_length(t.data) < $5::bigint
+        THEN t.data END AS data, t.worker_id, t.created_at,
     ARRAY(SELECT n.name FROM queen.trace_names n WHERE n.trace_id = t.id ORDER BY n.name) AS names
-FROM queen.traces t WHERE t.partition_id = $1 AND t.message_offset = $2
-ORDER BY t.id LIMIT $3::bigint OFFSET $4::bigint;
+FROM (
+    SELECT * FROM queen.traces WHERE partition_id = $1 AND message_offset = $2
+    ORDER BY id LIMIT $3::bigint OFFSET $4::bigint
+) t
+ORDER BY t.id;
 
 -- name: count_traces_at
 -- How many traces a message has.
@@ -29,8 +34,10 @@ SELECT count(*) AS total FROM queen.traces WHERE partition_id = $1 AND message_o
 SELECT max(message_offset) AS message_offset FROM queen.traces WHERE partition_id = $1 AND transaction_id = $2;
 
 -- name: traces_named
--- The traces of a name, oldest first.
-SELECT t.public_id, t.partition_id, t.message_offset, t.transaction_id, t.event_type, t.data, t.group_name,
+-- The traces of a name, oldest first; once they have $4 bytes, the rest without data.
+SELECT t.public_id, t.partition_id, t.message_offset, t.transaction_id, t.event_type, t.group_name,
+    CASE WHEN sum(octet_length(t.data)) OVER (ORDER BY t.id ROWS UNBOUNDED PRECEDING) - octet_length(t.data) < $4::bigint
+        THEN t.data END AS data,
     t.worker_id, t.created_at, p.name AS partition_name, q.name AS queue_name,
     ARRAY(SELECT n.name FROM queen.trace_names n WHERE n.trace_id = t.id ORDER BY n.name) AS names
 FROM (
@@ -46,9 +53,12 @@ ORDER BY t.id;
 SELECT count(*) AS total FROM queen.trace_names WHERE name = $1;
 
 -- name: trace_names_page
--- Names of traces, the one used last first, with how many traces and messages each has. There is always a row.
+-- Names of traces with $3 in them, the one used last first, with how many traces and messages each has. There is always
+-- a row.
 WITH names AS MATERIALIZED (
-    SELECT name, max(trace_id) AS last_id, count(*) AS traces FROM queen.trace_names GROUP BY name
+    SELECT name, max(trace_id) AS last_id, count(*) AS traces FROM queen.trace_names
+    WHERE $3::text = '' OR position(lower($3) IN lower(name)) > 0
+    GROUP BY name
 )
 SELECT t.total, c.name, c.traces, m.messages, l.created_at AS last_seen
 FROM (SELECT count(*) AS total FROM names) t

@@ -98,7 +98,7 @@ class _Reader:
 
 
 def decode_binary_push(body: bytes, most: int = MOST_ITEMS) -> BinaryPush:
-    """The items of a binary push, at most so many, each valid. Raises `BadRequest` that says what is wrong."""
+    """The items of a binary push, at most `most`, each valid. Raises `BadRequest` that says what is wrong."""
     reader = _Reader(body, "binary push", most)
     reader.take(len(MAGIC))
     flags = _flags(reader, _ZSTD | _COUNTS | _TRANSACTIONS | _FRAMES)
@@ -189,7 +189,7 @@ def _framed_groups(reader: _Reader, most: int) -> tuple[list[PushItem], int]:
 
 
 def _unpacked(frame: bytes, most: int, what: str) -> bytes:
-    """What a zstd frame holds, which has to say how much that is."""
+    """The content of a zstd frame, whose header has to give its size."""
     size = _content_size(frame, what)
     if size > most:
         raise BadRequest(f"Invalid {what}: it unpacks to {size} bytes, and at most {most} are taken")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Raw
 
-from queen.wire.api.fields import (
+from queen.wire.fields import (
     CLAMPED,
     LARGEST_BIGINT,
     Answer,

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Page, Pagination, Search, Time
 from queen.wire.decode import decoder, refusal
+from queen.wire.fields import LARGEST_BIGINT, Answer, Body, Count, Page, Pagination, Search, Time
 from queen.wire.push import check_utf8
 
 MOST_OPERATIONS: Final = 1000
@@ -216,20 +216,20 @@ def decode_kv(body: bytes) -> list[KvOperation]:
     return operations
 
 
-def decode_riders(raw: Raw, where: str = "kv") -> list[KvOperation]:
-    """The operations that a transaction carries."""
+def decode_riders(raw: Raw) -> list[KvOperation]:
+    """The operations at `kv` of a transaction."""
     try:
         operations = _operations.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(str(refusal(error, list[KvOperation], where)), BAD_REQUEST) from error
+        raise BadRequest(str(refusal(error, list[KvOperation], "kv")), BAD_REQUEST) from error
     if len(operations) > MOST_OPERATIONS:
-        raise BadRequest(f"a transaction has at most {MOST_OPERATIONS} operations at {where}", BAD_REQUEST)
+        raise BadRequest(f"a transaction has at most {MOST_OPERATIONS} operations at kv", BAD_REQUEST)
     for index, operation in enumerate(operations):
         if isinstance(operation, KvGetPrefix):
             raise BadRequest(
-                f"getPrefix cannot be part of a transaction: read single keys (at {where}[{index}])", BAD_REQUEST
+                f"getPrefix cannot be part of a transaction: read single keys (at kv[{index}])", BAD_REQUEST
             )
-        check_operation(operation, f"{where}[{index}]")
+        check_operation(operation, f"kv[{index}]")
     return operations
 
 

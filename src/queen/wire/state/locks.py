@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import LARGEST_BIGINT, Answer, Body, Count, Pagination, Time
 from queen.wire.decode import decoder
+from queen.wire.fields import LARGEST_BIGINT, Answer, Body, Count, Pagination, Time
 
 NAMESPACE: Final = "queen-locks"
 """Where the permits of locks are keys."""

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import (
+from queen.wire.decode import decoder, refusal
+from queen.wire.fields import (
     Answer,
     Body,
     Count,
@@ -23,7 +24,6 @@ from queen.wire.api.fields import (
     Time,
     Uuid,
 )
-from queen.wire.decode import decoder, refusal
 from queen.wire.push import DEFAULT_PARTITION, NameText, check_name
 
 MOST_TIMERS: Final = 1000
@@ -178,13 +178,13 @@ def decode_timers(body: bytes) -> list[TimerOperation]:
     return operations
 
 
-def decode_timer_riders(raw: Raw, where: str = "timers") -> list[TimerOperation]:
-    """The operations that a transaction carries."""
+def decode_timer_riders(raw: Raw) -> list[TimerOperation]:
+    """The operations at `timers` of a transaction."""
     try:
         operations = _operations.decode(raw)
-        _check(operations, where)
+        _check(operations, "timers")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(str(refusal(error, list[TimerOperation], where)), BAD_REQUEST) from error
+        raise BadRequest(str(refusal(error, list[TimerOperation], "timers")), BAD_REQUEST) from error
     except BadRequest as error:
         raise BadRequest(str(error), BAD_REQUEST) from error
     return operations

@@ -80,9 +80,10 @@ class ItemRef(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class NackRef(ItemRef):
-    """An item that failed, and why."""
+    """An item that failed, and why; with `dlq` it is not retried, but a dead letter at once."""
 
     error: str | None = None
+    dlq: bool = False
 
 
 class ExtendRef(ItemRef):
@@ -210,15 +211,15 @@ def decode_quota(body: bytes) -> QuotaBody:
     return sent
 
 
-def decode_names(text: str, where: str) -> list[str]:
-    """Names of topics in a JSON array of a query; none when there is none."""
+def decode_names(text: str) -> list[str]:
+    """The topics that the query parameter `topics` names, a JSON array; none when it is empty."""
     if not text:
         return []
-    names = _decode(_names, text.encode(), where)
+    names = _decode(_names, text.encode(), "topics")
     if len(names) > MOST_NAMES:
-        raise BadRequest(f"{where} may name at most {MOST_NAMES} topics, not {len(names)}")
+        raise BadRequest(f"topics may name at most {MOST_NAMES} topics, not {len(names)}")
     for index, name in enumerate(names):
-        check_name(name, "Topic", f"{where}[{index}]")
+        check_name(name, "Topic", f"topics[{index}]")
     return names
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from queen.broker.events import EventKind, named
 from queen.broker.heartbeat import Mode
 from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
 from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.database import Connection
@@ -172,6 +174,15 @@ async def test_a_stream_ends_after_as_many_counters_as_were_asked_for(api: Api) 
     assert text.count("event: counters") == 2
     assert listeners(api) == 0
     assert (await api.call("HEAD", "/api/v1/events")).status == 200
+
+
+async def test_a_stream_ends_with_its_token(start_server: StartServer) -> None:
+    api = await start_server(jwt_enabled=True, jwt_secret=SECRET, jwt_clock_skew=0)
+    reader = api.bearing(issue("read-only", exp=int(time.time()) + 8))
+    async with asyncio.timeout(100), listening(reader) as stream:
+        assert b"event: counters" in await stream.answer.read()
+    assert listeners(api) == 0
+    await reader.close()
 
 
 async def test_a_listener_that_does_not_read_is_dropped(api: Api) -> None:

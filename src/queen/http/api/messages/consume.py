@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from queen.errors import BadRequest
 from queen.http.routing.context import Api
 from queen.http.routing.route import RouteTable
-from queen.http.server.message import Access, Connection, Request, Response
+from queen.http.server.message import Access, Connection, Request, Response, error_response
 from queen.http.server.router import upgrade_required
 from queen.wire.api.messages.messaging import ConsumeQuery
+from queen.wire.decode import check_known, field_names
 
 routes = RouteTable("Messaging")
 
 
 def _accept(api: Api, request: Request, connection: Connection) -> Response | None:
+    try:
+        check_known(request.query, field_names(ConsumeQuery), what="query parameter")
+    except BadRequest as error:
+        return error_response(400, str(error))
     return api.consumers.accept(request, connection)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from queen.broker.pop.requests import PopRequest, declare
+from queen.broker.pop.requests import PopRequest, state_conflation
 from queen.errors import BadRequest, Forbidden
 from queen.http.auth.principal import is_subject
 from queen.http.consume.options import check_conflation, checked_group, starting_point
@@ -196,7 +196,7 @@ async def pop_namespace(api: Api, request: Request) -> Response:
     asked = _pop_request(api.settings, query)
     popping = asyncio.ensure_future(api.broker.namespace_pops.pop(query.namespace, query.task, asked))
     request.on_disconnect(popping.cancel)
-    return _framed(declare(await popping, asked, None))
+    return _framed(state_conflation(await popping, asked, None))
 
 
 @routes.direct(

@@ -15,7 +15,6 @@ from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.log.catalog import QUEUE_MODE
 from queen.storage.database import can_be_stored
-from queen.wire.api.fields import Error, Page
 from queen.wire.api.messages.traces import (
     NamedTraceList,
     NamedTracesQuery,
@@ -26,6 +25,7 @@ from queen.wire.api.messages.traces import (
     TraceStored,
 )
 from queen.wire.decode import decode_fields
+from queen.wire.fields import Error, Page
 from queen.wire.push import LONGEST_NAME, check_utf8
 
 routes = RouteTable("Traces")
@@ -100,7 +100,7 @@ async def add_trace(shard: Shard, call: Call[None, Trace]) -> TraceStored | Repl
     errors=DATABASE,
 )
 async def trace_names(shard: Shard, call: Call[TraceNamesQuery, None]) -> TraceNameList:
-    return await shard.broker.traces.names(call.query.limit, call.query.offset)
+    return await shard.broker.traces.names(call.query.search, call.query.limit, call.query.offset)
 
 
 @routes.on_shard(

@@ -18,7 +18,6 @@ from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
 from queen.monitoring.history import TimeRange
 from queen.monitoring.status import QueueFilter
-from queen.wire.api.fields import Pagination, TimeSpan
 from queen.wire.api.monitoring.status import (
     ListedQueues,
     QueueMessage,
@@ -35,6 +34,7 @@ from queen.wire.api.monitoring.status import (
     TopError,
 )
 from queen.wire.api.resources.queues import Overview, Spread
+from queen.wire.fields import Pagination, TimeSpan
 from queen.wire.times import iso_millis
 
 routes = RouteTable("Status")

@@ -6,7 +6,7 @@ import asyncio
 from typing import Literal
 
 from queen import __version__
-from queen.http.auth.guard import open_to_anybody
+from queen.http.auth.guard import open_access_warning
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Api
 from queen.http.routing.route import RouteTable
@@ -76,7 +76,7 @@ async def readyz(api: Api, call: Call[None, None]) -> Reply:
     usable = [state.usable for state in states]
     reasons = ["the server is shutting down"] if api.stopping else []
     reasons += [
-        state.trouble if len(states) == 1 else f"shard {shard}: {state.trouble}"
+        state.problem if len(states) == 1 else f"shard {shard}: {state.problem}"
         for shard, state in enumerate(states)
         if not state.usable
     ]
@@ -84,8 +84,8 @@ async def readyz(api: Api, call: Call[None, None]) -> Reply:
     pushes: Literal["stored", "buffered", "refused"] = (
         "stored" if all(usable) else "buffered" if buffered else "refused"
     )
-    if trouble := api.key_trouble():
-        reasons.append(trouble)
-    ready = any(usable) and not api.stopping and not trouble
-    warnings = [text for text in (open_to_anybody(api.settings),) if text]
+    if problem := api.key_problem():
+        reasons.append(problem)
+    ready = any(usable) and not api.stopping and not problem
+    warnings = [text for text in (open_access_warning(api.settings),) if text]
     return Reply(200 if ready else 503, Readiness(ready, reasons, pushes, api.brokers[0].worker_id, warnings))

@@ -132,7 +132,7 @@ async def buffers(shard: Shard, call: Call[None, None]) -> Buffers:
 
 
 def _database_healthy(broker: Broker) -> bool:
-    return not broker.database.availability.down and not broker.spool.state.trouble
+    return not broker.database.availability.down and not broker.spool.state.outage
 
 
 def _pop_mode(enabled: bool) -> PopMaintenance:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import Counter
+from collections.abc import Sequence
 
 from queen.broker.broker import Broker
 from queen.errors import DatabaseUnavailable
@@ -12,6 +14,7 @@ from queen.http.routing.call import Call
 from queen.http.routing.context import Api
 from queen.http.routing.route import DATABASE, RouteTable
 from queen.http.server.message import Access
+from queen.metrics.report import ALIVE_SECONDS
 from queen.settings import Settings, describe_settings
 from queen.storage.database import Record
 from queen.wire.api.operations.system import (
@@ -57,17 +60,22 @@ async def list_settings(api: Api, call: Call[None, None]) -> SettingsInForce:
     "/api/v1/system/connections",
     access=Access.ADMIN,
     summary="Open connections",
-    description="To the worker that answers, by address, with the requests that are being served.",
+    description="To this host, by address, with the requests that are being served: to the worker that answers as "
+    "they are now, to the others as they were about a second ago.",
     returns={200: PeerList},
 )
 async def list_connections(api: Api, call: Call[None, None]) -> PeerList:
     peers: dict[str, Counter[str]] = {}
     totals: Counter[str] = Counter()
-    for peer, route in api.open_connections():
-        totals[peer] += 1
-        requests = peers.setdefault(peer, Counter())
-        if route:
-            requests[route] += 1
+    for report in await api.recorder.reports():
+        if report.at < time.time() - ALIVE_SECONDS:
+            continue
+        for place, count in report.connections.items():
+            peer, _, route = place.partition("\n")
+            totals[peer] += count
+            requests = peers.setdefault(peer, Counter())
+            if route:
+                requests[route] += count
     views = [PeerView(peer=peer, connections=count, requests=peers[peer]) for peer, count in totals.most_common()]
     return PeerList(worker_id=api.brokers[0].worker_id, workers=api.settings.num_workers, peers=views)
 
@@ -112,7 +120,7 @@ async def live(api: Api, call: Call[None, None]) -> LiveCounters:
     cached=True,
 )
 async def list_stream_queries(api: Api, call: Call[None, None]) -> StreamQueryList:
-    answers = await asyncio.gather(*(_rows(broker, "stream_query_list") for broker in api.brokers))
+    answers = await _rows(api.brokers, "stream_query_list")
     found = [StreamQueryView(shard=shard, **dict(row)) for shard, rows in enumerate(answers) for row in rows]
     return StreamQueryList(queries=sorted(found, key=lambda query: query.name))
 
@@ -129,7 +137,7 @@ async def list_stream_queries(api: Api, call: Call[None, None]) -> StreamQueryLi
 async def list_topic_namespaces(api: Api, call: Call[None, None]) -> TopicNamespaceList:
     """A namespace may have topics on several shards; its quota is kept, and its use counted, on its home shard."""
     found: dict[str, TopicNamespaceView] = {}
-    answers = await asyncio.gather(*(_rows(broker, "topic_namespace_list") for broker in api.brokers))
+    answers = await _rows(api.brokers, "topic_namespace_list")
     for broker, rows in zip(api.brokers, answers, strict=True):
         for row in rows:
             view = found.setdefault(
@@ -143,7 +151,7 @@ async def list_topic_namespaces(api: Api, call: Call[None, None]) -> TopicNamesp
                 view.quota_per_minute = row["quota_per_minute"]
             used = await broker.topics.quotas.used(row["name"], row["used"])
             if used is not None:
-                view.limit_per_minute = max(view.limit_per_minute or 0, broker.topics.quotas.limit(row["name"]) or 0)
+                view.limit_per_minute = await broker.topics.quotas.limit(row["name"])
                 view.used_last_minute = max(view.used_last_minute or 0, used)
     return TopicNamespaceList(namespaces=[found[name] for name in sorted(found)])
 
@@ -154,11 +162,18 @@ def _source(settings: Settings, field: str, variable: str) -> str:
     return "command line" if getattr(settings, field) != getattr(Settings, field, None) else "default"
 
 
-async def _rows(broker: Broker, statement: str) -> list[Record]:
-    """What a shard answers; of several, one that is unavailable is left out."""
-    try:
-        return await broker.database.fetch(statement)
-    except DatabaseUnavailable:
-        if len(broker.siblings) > 1:
-            return []
-        raise
+async def _rows(brokers: Sequence[Broker], statement: str) -> list[list[Record]]:
+    """What each shard answers. One that is unavailable is left out, unless nothing would be left to show."""
+    found: list[list[Record]] = []
+    missing: DatabaseUnavailable | None = None
+    for answer in await asyncio.gather(*(one.database.fetch(statement) for one in brokers), return_exceptions=True):
+        if isinstance(answer, DatabaseUnavailable):
+            missing = answer
+            found.append([])
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            found.append(answer)
+    if missing is not None and not any(found):
+        raise missing
+    return found

@@ -17,7 +17,6 @@ from queen.http.routing.placement import Custom, Everywhere, Invoke, Paged, by_q
 from queen.http.routing.query import read_time
 from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
-from queen.wire.api.fields import Pagination
 from queen.wire.api.resources.groups import (
     DeleteGroupQuery,
     GroupDeleted,
@@ -44,6 +43,7 @@ from queen.wire.api.resources.groups import (
     SubscriptionMoved,
     decode_subscription,
 )
+from queen.wire.fields import Pagination
 from queen.wire.times import iso_millis
 
 if TYPE_CHECKING:
@@ -78,7 +78,10 @@ def _chosen(listed: Sequence[GroupSummary], query: GroupsQuery) -> list[GroupSum
     found = [
         one
         for one in listed
-        if query.queue in ("", one.queue_name)
+        if query.group in ("", one.name)
+        and query.queue in ("", one.queue_name)
+        and query.namespace in ("", one.namespace)
+        and query.task in ("", one.task)
         and (text in one.name.lower() or text in one.queue_name.lower())
         and (one.total_lag or not query.lagging)
     ]
@@ -386,7 +389,7 @@ def _place_in(asked: Seek) -> Place:
 
 
 def _place(to_end: bool | None, to_beginning: bool | None, moment: datetime | None, offset: int | None) -> Place:
-    """Where a seek goes, of which exactly one thing is said."""
+    """The target of a seek, given by exactly one of these."""
     places: list[Place | None] = [END if to_end else None, BEGINNING if to_beginning else None, moment, offset]
     said = [place for place in places if place is not None]
     if not said:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from msgspec import UNSET
+
 from queen.broker.inspect.resources import QueueListing
 from queen.broker.queues import option_values
 from queen.errors import BadRequest, NotFound
@@ -13,7 +15,6 @@ from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue, labelled, summed
 from queen.http.routing.route import DATABASE, FOUND, RouteTable
 from queen.http.server.message import Access
-from queen.wire.api.fields import Pagination
 from queen.wire.api.monitoring.status import StatusQueuesQuery
 from queen.wire.api.resources.queues import (
     Cleared,
@@ -43,6 +44,7 @@ from queen.wire.api.resources.queues import (
     TasksUpdated,
     decode_configuration,
 )
+from queen.wire.fields import Pagination
 
 routes = RouteTable("Queues")
 
@@ -52,6 +54,8 @@ _QUEUE_KEYS: Final[Mapping[str, Callable[[QueueInList], Any]]] = {
     "partitions": lambda queue: queue.partitions,
     "stored": lambda queue: queue.messages.total,
     "pending": lambda queue: queue.messages.pending,
+    "density": lambda queue: queue.messages.total / max(1, queue.partitions),
+    "lag": lambda queue: -1 if queue.max_time_lag is UNSET else queue.max_time_lag,
 }
 
 

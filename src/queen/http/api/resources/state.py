@@ -11,7 +11,7 @@ from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Invoke, Paged, Placement, by_queue
 from queen.http.routing.route import DATABASE, FOUND, SEALED, RouteTable
 from queen.http.server.message import Access
-from queen.wire.api.fields import PrefixPage
+from queen.wire.fields import PrefixPage
 from queen.wire.shards import Name
 from queen.wire.state.kv import (
     KvAnswer,
@@ -201,7 +201,7 @@ async def pending_timers(shard: Shard, call: Call[PendingTimersQuery, None]) -> 
     errors=SEALED,
 )
 async def timers(shard: Shard, call: Call[None, list[TimerOperation]]) -> TimerAnswer:
-    return await shard.broker.timers.run(call.body)
+    return await shard.broker.timers.run(call.body, call.request.subject)
 
 
 @routes.on_shard(

@@ -12,7 +12,6 @@ from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Everywhere, Invoke, by_partition
 from queen.http.routing.route import DATABASE, FOUND, SEALED, RouteTable
 from queen.http.server.message import Access
-from queen.wire.api.fields import Error
 from queen.wire.api.resources.streams import (
     Cycle,
     CycleBody,
@@ -28,6 +27,7 @@ from queen.wire.api.resources.streams import (
     decode_registration,
     decode_state_query,
 )
+from queen.wire.fields import Error
 from queen.wire.ids import partition_number
 from queen.wire.shards import Name
 

@@ -43,6 +43,8 @@ from queen.wire.api.resources.topics import (
     NamespaceQuery,
     PausedTopic,
     PeekQuery,
+    PrioritiesQuery,
+    PriorityCounts,
     PurgedTopic,
     Quota,
     Settled,
@@ -161,7 +163,7 @@ async def dequeue(api: Api, request: Request) -> Response:
 )
 async def dequeue_many(api: Api, request: Request) -> Response:
     query: DequeueManyQuery = request.args
-    names = decode_names(query.topics, "topics")
+    names = decode_names(query.topics)
     dequeued = api.broker.topics.multi_dequeuer.dequeue(query.namespace, names, *_dequeue_options(api, query))
     request.on_disconnect(dequeued.answer.cancel)
     rows = await dequeued.answer
@@ -185,7 +187,7 @@ async def ack(api: Api, request: Request) -> Response:
     began = clock()
     refs, several = decode_acks(request.body)
     done = await api.broker.topics.settler.ack(refs)
-    _took(api, "ack", refs, began)
+    _took(api, "ack", _found(refs, done), began)
     return _settled(request, refs, several, done, NOT_LEASED)
 
 
@@ -195,7 +197,8 @@ async def ack(api: Api, request: Request) -> Response:
     access=Access.READ_WRITE,
     id="nackItems",
     summary="Report that items failed",
-    description=f"They are given again after a backoff that doubles each time, or become dead letters. {_ONE}",
+    description="They are given again after a backoff that doubles each time, or become dead letters: when their "
+    f"retries are used up, or at once with `dlq`. {_ONE}",
     query=IdsQuery,
     body=list[NackRef],
     decode=decode_nacks,
@@ -206,7 +209,7 @@ async def nack(api: Api, request: Request) -> Response:
     began = clock()
     refs, several = decode_nacks(request.body)
     outcomes = await api.broker.topics.settler.nack(refs)
-    _took(api, "nack", refs, began)
+    _took(api, "nack", _found(refs, outcomes), began)
     return _settled(request, refs, several, outcomes, NOT_LEASED, _nacked)
 
 
@@ -331,7 +334,8 @@ async def retry_dead(api: Api, request: Request) -> Response:
 async def peek(shard: Shard, call: Call[PeekQuery, None]) -> Response:
     key = _key(call.query)
     asked = call.query
-    rows = await shard.broker.topics.admin.peek(key, asked.limit, delayed=asked.delayed, leased=asked.leased)
+    admin = shard.broker.topics.admin
+    rows = await admin.peek(key, asked.limit, asked.offset, delayed=asked.delayed, leased=asked.leased)
     return Response(200, render_items(rows, *key, _ids_as_text(call.request)))
 
 
@@ -351,6 +355,22 @@ async def counts(shard: Shard, call: Call[CountsQuery, None]) -> list[TopicCount
     return await shard.broker.topics.admin.counts(
         query.namespace, query.topic or None, query.search, query.limit, query.offset or 0
     )
+
+
+@routes.on_shard(
+    "GET",
+    f"{_NATIVE}/priorities",
+    access=Access.READ_ONLY,
+    placement=by_topic(),
+    id="topicPriorities",
+    summary="Item counts of a topic by priority",
+    description="The priority that is served first comes first.",
+    query=PrioritiesQuery,
+    returns={200: list[PriorityCounts]},
+    errors=DATABASE,
+)
+async def priorities(shard: Shard, call: Call[PrioritiesQuery, None]) -> list[PriorityCounts]:
+    return await shard.broker.topics.admin.priorities(_key(call.query), call.query.limit)
 
 
 @routes.on_shard(
@@ -480,7 +500,7 @@ async def quotas(shard: Shard, call: Call[None, None]) -> dict[str, int]:
 async def set_quota(shard: Shard, call: Call[None, QuotaBody]) -> Quota:
     namespace, topics = call.body.namespace, shard.broker.topics
     await topics.set_quota(namespace, call.body.per_minute)
-    return Quota(namespace, topics.quotas.limit(namespace))
+    return Quota(namespace, await topics.quotas.limit(namespace))
 
 
 def _merge_modes(answers: Sequence[Mapping[str, str]]) -> dict[str, str]:
@@ -527,6 +547,11 @@ async def set_mode(shard: Shard, call: Call[None, ModeBody]) -> Mode:
 
 def _key(query: TopicQuery) -> TopicKey:
     return query.namespace, query.topic
+
+
+def _found(refs: Sequence[ItemRef], outcomes: Sequence[object]) -> list[ItemRef]:
+    """The items that there were: names that were made up are no metrics."""
+    return [ref for ref, outcome in zip(refs, outcomes, strict=True) if outcome is not None]
 
 
 def _took(api: Api, operation: str, named: Sequence[EnqueueItem | ItemRef], began: float) -> None:

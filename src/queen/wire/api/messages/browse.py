@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, OptionalName, Query, Time, Uuid
+from queen.wire.fields import Answer, Body, Count, Limit, Name, Offset, OptionalName, Query, Time, Uuid
 
 
 class MessageStatus(StrEnum):

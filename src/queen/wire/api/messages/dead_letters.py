@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Offset, Pagination, Query, Time, Uuid
+from queen.wire.fields import Answer, Body, Count, Limit, Name, Offset, Pagination, Query, Time, Uuid
 
 
 class DeadLetter(Answer):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, UnsetType, field
 
-from queen.wire.api.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid, WaitMillis
+from queen.wire.fields import CLAMPED, Answer, Body, Count, OptionalName, Query, SnakeAnswer, Time, Uuid, WaitMillis
 from queen.wire.state.kv import KvReason, KvResult
 from queen.wire.state.timers import TimerResult
 

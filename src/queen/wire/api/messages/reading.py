@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Meta, Raw, field
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import CLAMPED, Answer, Body, Count, Query, Time, Uuid
 from queen.wire.decode import decoder
+from queen.wire.fields import CLAMPED, Answer, Body, Count, Query, Time, Uuid
 from queen.wire.push import NameText, check_name
 
 FARTHEST = (1 << 63) - 1

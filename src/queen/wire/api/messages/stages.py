@@ -8,8 +8,8 @@ from uuid import UUID
 import msgspec
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import Answer, Count
 from queen.wire.decode import refusal
+from queen.wire.fields import Answer, Count
 from queen.wire.push import NameText, PushItem, check_items, check_name, check_utf8
 from queen.wire.shards import MOST_SHARDS
 from queen.wire.topics.requests import EnqueueItem, decode_enqueue_items

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
-from queen.wire.api.fields import Answer, Body, Count, Limit, Name, Page, Pagination, SnakeAnswer, Time, Uuid
+from queen.wire.fields import Answer, Body, Count, Limit, Name, Page, Pagination, Search, SnakeAnswer, Time, Uuid
 
 
 class TraceRequest(Body):
@@ -88,6 +88,7 @@ class TraceNameList(SnakeAnswer):
 class TraceNamesQuery(Page):
     """A page of trace names."""
 
+    search: Search = ""
     limit: Limit = 50
 
 

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, UnsetType
 
-from queen.wire.api.fields import Answer, Count, OptionalName, QueueFilter, SnakeAnswer, Time, TimeSpan
 from queen.wire.api.monitoring.status import SeenWorker, TimeRange
+from queen.wire.fields import Answer, Count, OptionalName, QueueFilter, SnakeAnswer, Time, TimeSpan
 
 
 class Sampled(SnakeAnswer):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from queen.wire.api.fields import CLAMPED, Answer, Count, Query, Time
+from queen.wire.fields import CLAMPED, Answer, Count, Query, Time
 
 
 class EventsQuery(Query):

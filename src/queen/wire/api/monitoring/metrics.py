@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from queen.wire.api.fields import Answer, Count
+from queen.wire.fields import Answer, Count
 
 
 class Rate(Answer):

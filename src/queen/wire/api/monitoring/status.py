@@ -6,7 +6,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from queen.wire.api.fields import (
+from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions, QueueSort
+from queen.wire.fields import (
     Answer,
     Count,
     Limit,
@@ -22,7 +23,6 @@ from queen.wire.api.fields import (
     TimeSpan,
     Uuid,
 )
-from queen.wire.api.resources.queues import Counters, QueueInList, QueueOptions, QueueSort
 
 Interval: TypeAlias = Literal["minute", "hour", "day"]
 
@@ -135,6 +135,7 @@ class SeenWorker(Answer):
     db_connections: float | None
     job_queue_size: float | None
     messages_processed: Count
+    port: Count
 
 
 class Errors(Answer):

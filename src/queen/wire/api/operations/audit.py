@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from queen.wire.api.fields import Answer, Limit, Query, Time
+from queen.wire.fields import Answer, Limit, Query, Time
 
 
 class AuditQuery(Query):

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from queen.wire.api.fields import Body, Count, Name, SnakeAnswer
+from queen.wire.fields import Body, Count, Name, SnakeAnswer
 
 
 class Wake(Body):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from queen.wire.api.fields import SnakeAnswer
+from queen.wire.fields import SnakeAnswer
 
 
 class WorkerState(SnakeAnswer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import field
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import Answer, Body, Count
 from queen.wire.decode import decode_fields
+from queen.wire.fields import Answer, Body, Count
 
 
 class Switch(Body):

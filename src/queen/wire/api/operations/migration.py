@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from queen.wire.api.fields import Answer, Body, Count
+from queen.wire.fields import Answer, Body, Count
 
 
 class MigrationTarget(Body, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from queen.wire.api.fields import Answer, Body, Name, Time
+from queen.wire.fields import Answer, Body, Name, Time
 from queen.wire.pipelines import PipelineStatus
 
 

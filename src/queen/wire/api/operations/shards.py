@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from queen.wire.api.fields import Answer, Body, Count, Name, Time
+from queen.wire.fields import Answer, Body, Count, Name, Time
 
 
 class ShardView(Answer, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from queen.wire.api.fields import Answer
+from queen.wire.fields import Answer
 
 
 class _Answer(Answer, kw_only=True):
@@ -91,7 +91,7 @@ class PeerView(_Answer):
 
 
 class PeerList(_Answer):
-    """Who is connected to the worker that answers, the most connections first."""
+    """Who is connected to this host, whose worker `workerId` answers, the most connections first."""
 
     worker_id: int
     workers: int

@@ -8,7 +8,8 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import UNSET, Meta, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import (
+from queen.wire.decode import decode_fields
+from queen.wire.fields import (
     LARGEST_BIGINT,
     Answer,
     Body,
@@ -24,14 +25,14 @@ from queen.wire.api.fields import (
     Time,
     Uuid,
 )
-from queen.wire.decode import decode_fields
 
 
 class GroupSummary(Answer):
     """A group on one queue; `members` counts the partitions it knows, `maxTimeLag` is in seconds.
 
     Nothing is delivered to it while it is `paused`, or while its queue is (`queuePaused`). `leases` are the partitions
-    that are leased to it now, `totalConsumed` the messages that it has acknowledged ever.
+    that are leased to it now, `totalConsumed` the messages that it has acknowledged ever. `namespace` and `task` are
+    those of the queue.
     """
 
     name: str
@@ -49,6 +50,8 @@ class GroupSummary(Answer):
     queue_paused: bool
     leases: Count
     total_consumed: Count
+    namespace: str
+    task: str
 
 
 class LaggingPartition(SnakeAnswer):
@@ -325,10 +328,13 @@ class GroupPage(Answer, rename=None):
 class GroupsQuery(Query):
     """Which groups are listed; all of them, as a bare list, unless `limit` or `offset` is sent."""
 
+    group: Annotated[OptionalName, Meta(description="Only this group.")] = ""
     queue: Annotated[OptionalName, Meta(description="Only on this queue.")] = ""
     search: Annotated[
         OptionalName, Meta(description="Only those with this text in the name of the group or queue, in any case.")
     ] = ""
+    namespace: Annotated[OptionalName, Meta(description="Only on queues of this namespace.")] = ""
+    task: Annotated[OptionalName, Meta(description="Only on queues of this task.")] = ""
     lagging: Annotated[bool, Meta(description="Only groups that have messages before them.")] = False
     sort: Annotated[
         Literal["name", "queue", "lag", "time"],

@@ -8,7 +8,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from queen.errors import BadRequest
-from queen.wire.api.fields import (
+from queen.wire.decode import decode_fields
+from queen.wire.fields import (
     LARGEST_BIGINT,
     LARGEST_INT,
     Answer,
@@ -29,7 +30,6 @@ from queen.wire.api.fields import (
     Time,
     Uuid,
 )
-from queen.wire.decode import decode_fields
 from queen.wire.options import read_options
 from queen.wire.push import check_name
 
@@ -77,8 +77,11 @@ class Configured(Answer):
 
 
 QueueSort: TypeAlias = Annotated[
-    Literal["created", "name", "partitions", "stored", "pending"],
-    Meta(description="What they are sorted by: `name` ascending, all others descending."),
+    Literal["created", "name", "partitions", "stored", "pending", "density", "lag"],
+    Meta(
+        description="What they are sorted by: `name` ascending, all others descending; `density` is messages stored by "
+        "partition, `lag` the seconds that the group furthest behind is so."
+    ),
 ]
 PartitionSort: TypeAlias = Annotated[
     Literal["name", "stored", "newest"],
@@ -157,7 +160,8 @@ class ShortCounters(Answer):
 class QueueInList(Answer):
     """A queue and what it holds; while it is `paused`, nothing is delivered from it.
 
-    What a queue of very many partitions holds was counted at `countedAt`; without it, just now.
+    What a queue of very many partitions holds was counted at `countedAt`; without it, just now. Where queues are sorted
+    by lag, `maxTimeLag` is that of a queue that a group reads, in seconds.
     """
 
     id: Uuid
@@ -169,6 +173,7 @@ class QueueInList(Answer):
     messages: ShortCounters
     paused: bool
     counted_at: Time | UnsetType = UNSET
+    max_time_lag: Count | UnsetType = UNSET
 
 
 class QueueList(Answer):

@@ -10,9 +10,9 @@ from msgspec import UNSET, Meta, UnsetType, field
 
 from queen.errors import BadRequest
 from queen.wire.ack import decode_object, optional_str
-from queen.wire.api.fields import Count, SnakeAnswer, Time, Uuid
 from queen.wire.api.messages.messaging import PushResult
 from queen.wire.decode import decode_fields, refusal
+from queen.wire.fields import Count, SnakeAnswer, Time, Uuid
 from queen.wire.push import LooseItem, NameText, PushItem, check_name, check_utf8, read_items
 
 LONGEST_KEY = 2000

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from queen.wire.api.fields import Answer, Count, OptionalName, Query
+from queen.wire.fields import Answer, Count, OptionalName, Query
 
 APPLICATION_KEY: Final = "app"
 WORKER_PREFIX: Final = "worker."

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType
 
-from queen.wire.api.fields import (
+from queen.wire.fields import (
     CLAMPED,
     Count,
     Limit,
@@ -131,6 +131,15 @@ class TopicCounts(SnakeAnswer):
     paused: bool
 
 
+class PriorityCounts(SnakeAnswer):
+    """How many items of one priority a topic has in each state."""
+
+    priority: int
+    ready: Count
+    delayed: Count
+    leased: Count
+
+
 class PausedTopic(SnakeAnswer):
     """Whether a topic delivers nothing for now, and whether that is a change."""
 
@@ -244,6 +253,12 @@ class PeekQuery(TopicQuery):
     delayed: Annotated[bool, Meta(description="Show items that are not due yet too.")] = False
     leased: Annotated[bool, Meta(description="Show the items that are leased, and no others.")] = False
     ids: _Ids = ""
+
+
+class PrioritiesQuery(TopicQuery):
+    """The priorities that are listed, those that are served first."""
+
+    limit: Limit = 100
 
 
 class CountsQuery(NamespaceQuery):
