@@ -32,37 +32,6 @@ _HIDDEN: Final = "***"
 _SECRET_NAME: Final = re.compile("password|secret", re.IGNORECASE)
 # What a pipeline writes to may have a password in its address.
 _PASSWORD_IN_URL: Final = re.compile(r"(://[^\s/:@]*:)[^\s/@]+@")
-# What changes how others work, although it needs no administrator.
-_AUDITED: Final = frozenset(
-    {
-        "POST /api/v1/configure",
-        "POST /api/v1/resources/queues/{queue}/pause",
-        "POST /api/v1/resources/queues/{queue}/resume",
-        "POST /api/v1/consumer-groups/{group}/queues/{queue}/pause",
-        "POST /api/v1/consumer-groups/{group}/queues/{queue}/resume",
-        "POST /api/v1/consumer-groups/{group}/subscription",
-        "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek",
-        "POST /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo",
-        "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/seek",
-        "POST /api/v1/consumer-groups/{group}/queues/{queue}/partitions/{partition}/release",
-        "DELETE /api/v1/messages/{partition}/{transaction}",
-        "POST /api/v1/messages/{partition}/{transaction}/retry",
-        "POST /api/v1/messages/{partition}/{transaction}/dlq",
-        "POST /api/v1/messages/delete",
-        "POST /api/v1/messages/retry",
-        "POST /api/v1/messages/dlq",
-        "POST /api/v1/dlq/retry",
-        "POST /dlq/retry",
-        "POST /dlq/delete",
-        "POST /api/v1/topics/dlq/retry",
-        "POST /api/v1/topics/dlq/delete",
-        "POST /api/v1/ephemeral/configure",
-        "POST /api/v1/ephemeral/reset",
-        "DELETE /api/v1/ephemeral/queue/{queue}",
-    }
-)
-# These can be asked only to count what they would change: `dryRun` of their bodies.
-_COUNTING: Final = frozenset({f"POST /api/v1/messages/{verb}" for verb in ("delete", "retry", "dlq")})
 # Hosts of one cluster talk to each other all the time.
 _NEVER: Final = ("/internal/api/",)
 
@@ -73,7 +42,7 @@ def is_audited(route: Route) -> bool:
     """Whether calls of a route are recorded: those that change something."""
     if route.method == "GET" or route.pattern.startswith(_NEVER):
         return False
-    return route.access is Access.ADMIN or f"{route.method} {route.pattern}" in _AUDITED
+    return route.access is Access.ADMIN or (route.declaration is not None and route.declaration.audited)
 
 
 class Audit:
@@ -85,7 +54,7 @@ class Audit:
     def around(self, route: Route, handler: Handler, sent: Mapping[str, Any] | None = None) -> Handler:
         """The handler of an audited route, with a note of each call. `sent` stands for bodies that are no JSON."""
         action = f"{route.method} {route.pattern}"
-        may_count = action in _COUNTING
+        may_count = _has_dry_run(route)
 
         async def audited(request: Request) -> Response:
             body = request.body if sent is None else msgspec.json.encode(sent)
@@ -259,6 +228,11 @@ def _named_in(body: bytes) -> _Named:
 
 class _Counted(msgspec.Struct):
     dry_run: bool = msgspec.field(default=False, name="dryRun")
+
+
+def _has_dry_run(route: Route) -> bool:
+    """Whether a route can be asked only to count what it would change."""
+    return route.declaration is not None and "dry_run" in getattr(route.declaration.body, "__struct_fields__", ())
 
 
 def _only_counts(body: bytes) -> bool:

@@ -14,14 +14,15 @@ A handler is of one of three kinds:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import msgspec
 
 from queen.errors import BadRequest
+from queen.http.auth.names import NameReader
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.placement import Placement
@@ -50,13 +51,6 @@ class Media:
     media_type: str
 
 
-class Resource(NamedTuple):
-    """Something that a request names."""
-
-    kind: Literal["queue", "namespace", "topic", "group"]
-    name: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """The declaration of one route.
@@ -69,6 +63,14 @@ class Operation:
     method: str
     path: str
     access: Access | Callable[[Api], Access]
+    names: NameReader | None = None
+    """What requests name beyond the parameters of the path: all of it has to be within the limits of a token."""
+    of_groups: bool = True
+    """Whether a request that names no consumer group concerns all of them."""
+    of_topics: bool = False
+    """Whether mqueue's scopes decide about it."""
+    audited: bool = False
+    """Whether calls are recorded although no administrator is needed for them."""
     handler: Callable[..., Any]
     kind: Literal["shard", "worker", "direct"]
     id: str
@@ -107,18 +109,12 @@ class Operation:
             return None
         return self.decode(body)
 
-    def resources(self, request: Request, body: Any = None) -> Iterator[Resource]:
-        """The queues, namespaces, topics and groups that a request names in its path, query and (decoded) body."""
-        yield from _named(request.params)
-        yield from _named(request.query)
-        yield from named_in(body)
-
 
 class RouteTable:
-    """The routes of one module; `tag` is their heading in the documentation."""
+    """The routes of one module; `tag` is their heading in the documentation, `common` what all of them declare."""
 
-    def __init__(self, tag: str) -> None:
-        self._tag = tag
+    def __init__(self, tag: str, **common: Any) -> None:
+        self._common = {"tag": tag, **common}
         self.operations: list[Operation] = []
 
     def on_shard(
@@ -175,8 +171,7 @@ class RouteTable:
     def _add(self, method: str, path: str, kind: Any, handler: Callable[..., Any], **declared: Any) -> None:
         if declared.get("body") is not None and declared.get("decode") is None and kind != "direct":
             declared["decode"] = _body_decoder(declared["body"])
-        declared.setdefault("id", _camel(handler.__name__))
-        declared.setdefault("tag", self._tag)
+        declared = {"id": _camel(handler.__name__), **self._common, **declared}
         self.operations.append(Operation(method=method, path=path, kind=kind, handler=handler, **declared))
 
 
@@ -223,46 +218,6 @@ def serving(operation: Operation, answer: Callable[[Call[Any, Any]], Awaitable[A
 def parse_query(operation: Operation) -> Callable[[Mapping[str, str]], Any]:
     """Parses the query of a route; parameters that it does not have are refused."""
     return query_parser(operation.query)
-
-
-def named_in(body: Any) -> Iterator[Resource]:
-    """What a decoded body names, also in the items or operations that it holds."""
-    if isinstance(body, msgspec.Struct):
-        yield from _named({field: getattr(body, field) for field in body.__struct_fields__})
-        for field in body.__struct_fields__:
-            value = getattr(body, field)
-            if isinstance(value, msgspec.Struct | list | tuple):
-                yield from named_in(value)
-    elif isinstance(body, list | tuple):
-        for one in body:
-            yield from named_in(one)
-    elif hasattr(body, "__dataclass_fields__"):
-        for field in body.__dataclass_fields__:
-            value = getattr(body, field)
-            if isinstance(value, str):
-                yield from _named({field: value})
-            else:
-                yield from named_in(value)
-
-
-_KINDS: Final[Mapping[str, Literal["queue", "namespace", "topic", "group"]]] = {
-    "queue": "queue",
-    "source_queue": "queue",
-    "sink_queue": "queue",
-    "namespace": "namespace",
-    "ns": "namespace",
-    "topic": "topic",
-    "group": "group",
-    "consumerGroup": "group",
-    "consumer_group": "group",
-}
-
-
-def _named(values: Mapping[str, Any]) -> Iterator[Resource]:
-    for field, value in values.items():
-        kind = _KINDS.get(field)
-        if kind is not None and isinstance(value, str) and value:
-            yield Resource(kind, value)
 
 
 def required(value: str, key: str) -> str:

@@ -9,6 +9,7 @@ from queen.broker.inspect.browse import MessageFilter
 from queen.broker.inspect.bulk import Selection
 from queen.broker.inspect.search import SearchFilter, describe_found
 from queen.errors import BadRequest, NotFound
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Paged, by_partition, by_queue
@@ -47,6 +48,8 @@ _BULK_EXAMPLE = {"queue": "orders", "filter": {"status": "dead_letter", "where":
     "GET",
     "/api/v1/messages",
     access=Access.READ_ONLY,
+    names=names.by_query("queue", "ns"),
+    of_groups=False,
     placement=Paged("messages", lambda message: message.created_at),
     summary="List messages",
     description="Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` "
@@ -74,6 +77,8 @@ async def messages(shard: Shard, call: Call[MessagesQuery, None]) -> MessageList
     "GET",
     "/api/v1/messages/search",
     access=Access.READ_ONLY,
+    names=names.by_query("queue"),
+    of_groups=False,
     placement=by_queue(),
     summary="Search the messages of a queue",
     description="With their payloads; partitions by name, each from its newest message back. A call looks at a bounded "
@@ -102,6 +107,9 @@ async def search_messages(shard: Shard, call: Call[SearchQuery, None]) -> Search
     "POST",
     "/api/v1/messages/delete",
     access=Access.READ_WRITE,
+    names=names.queue_in_body,
+    of_groups=False,
+    audited=True,
     placement=by_queue(),
     id="deleteMessages",
     summary="Delete messages, their dead letters and their traces",
@@ -121,6 +129,8 @@ async def delete_messages(shard: Shard, call: Call[None, BulkRequest]) -> BulkDo
     "POST",
     "/api/v1/messages/retry",
     access=Access.READ_WRITE,
+    names=names.queue_in_body,
+    audited=True,
     placement=by_queue(),
     id="retryMessages",
     summary="Store copies at the ends of their partitions",
@@ -140,6 +150,8 @@ async def retry_messages(shard: Shard, call: Call[None, BulkRequest]) -> BulkDon
     "POST",
     "/api/v1/messages/dlq",
     access=Access.READ_WRITE,
+    names=names.bulk_dead_letters,
+    audited=True,
     placement=by_queue(),
     id="giveUpMessages",
     summary="Dead-letter messages",
@@ -194,6 +206,8 @@ async def message(shard: Shard, call: Call[None, None]) -> MessageView:
     "DELETE",
     _MESSAGE,
     access=Access.READ_WRITE,
+    of_groups=False,
+    audited=True,
     placement=by_partition(),
     summary="Delete a message, its dead letters and its traces",
     description="A consumer that has leased it keeps what was delivered.",
@@ -213,6 +227,7 @@ async def delete_message(shard: Shard, call: Call[None, None]) -> MessageDeleted
     "POST",
     f"{_MESSAGE}/retry",
     access=Access.READ_WRITE,
+    audited=True,
     placement=by_partition(),
     summary="Store a copy at the end of its partition",
     description="The copy is for every group, and the message's dead letters are removed.",
@@ -227,6 +242,8 @@ async def retry_message(shard: Shard, call: Call[None, None]) -> MessageRetried:
     "POST",
     f"{_MESSAGE}/dlq",
     access=Access.READ_WRITE,
+    names=names.given_up,
+    audited=True,
     placement=by_partition(),
     id="giveUpMessage",
     summary="Dead-letter a message",

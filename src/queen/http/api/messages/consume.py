@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queen.errors import BadRequest
+from queen.http.auth import names
 from queen.http.routing.context import Api
 from queen.http.routing.route import RouteTable
 from queen.http.server.message import Access, Connection, Request, Response, error_response
@@ -25,6 +26,8 @@ def _accept(api: Api, request: Request, connection: Connection) -> Response | No
     "GET",
     "/ws/v1/consume",
     access=Access.READ_WRITE,
+    names=names.each_subscription,
+    of_groups=False,
     summary="Consume over a WebSocket",
     description="Switches to the WebSocket protocol `queen.v1`: subscribe, receive batches as they arrive, ack, nack "
     "and renew on one connection. A browser, which cannot set headers, offers its token as the subprotocol "

@@ -7,6 +7,7 @@ from typing import Any
 
 from queen.broker.ack.dead_letters import DeadLetterFilter
 from queen.errors import BadRequest
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue
@@ -36,6 +37,7 @@ _MOST_IDS = 10_000
     "GET",
     "/api/v1/dlq",
     access=Access.READ_ONLY,
+    names=names.by_query("queue", "consumerGroup"),
     placement=Paged("messages", lambda letter: letter.failed_at),
     summary="List dead letters",
     query=DeadLettersQuery,
@@ -63,6 +65,7 @@ def _merge_reports(answers: Sequence[DeadLetterReport]) -> DeadLetterReport:
     "GET",
     "/api/v1/dlq/report",
     access=Access.READ_ONLY,
+    names=names.by_query("queue", "consumerGroup"),
     placement=Everywhere(_merge_reports, by_queue=True),
     id="deadLetterReport",
     summary="What dead letters died of",
@@ -104,6 +107,8 @@ def decode_retry(body: bytes) -> Retry:
     "POST",
     "/api/v1/dlq/retry",
     access=Access.READ_WRITE,
+    names=names.dead_letters,
+    audited=True,
     placement=by_queue(),
     summary="Retry dead letters",
     description="Their messages are stored at the ends of their partitions, the earliest failure first, and the dead "
@@ -122,6 +127,7 @@ async def retry_dead_letters(shard: Shard, call: Call[None, Retry]) -> Retried:
     "DELETE",
     "/api/v1/dlq",
     access=Access.ADMIN,
+    names=names.purged,
     placement=by_queue(),
     summary="Delete dead letters",
     description="Their messages stay in their partitions. The same filters may be sent as a JSON body instead.",

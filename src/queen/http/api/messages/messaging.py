@@ -10,6 +10,7 @@ import msgspec
 
 from queen.broker.pop.requests import PopRequest, state_conflation
 from queen.errors import BadRequest, Forbidden
+from queen.http.auth import names
 from queen.http.auth.principal import is_subject
 from queen.http.consume.options import check_conflation, checked_group, starting_point
 from queen.http.routing.call import Call
@@ -111,6 +112,8 @@ _ACK_DESCRIPTION: Final = (
     "POST",
     "/api/v1/push",
     access=Access.READ_WRITE,
+    names=names.pushed,
+    of_groups=False,
     summary="Store messages",
     description="Queues and partitions are created when they are first named. Within the queue's dedup window, a "
     "`transactionId` that its partition has already is answered as `duplicate` and stored once. A 201 means that "
@@ -181,6 +184,7 @@ def _producer(request: Request, producer: str) -> str | None:
     "GET",
     "/api/v1/pop",
     access=Access.READ_WRITE,
+    names=names.popped,
     id="popFiltered",
     summary="Pop from every queue of a namespace, of a task, or of both",
     description="Queues of higher priority come first. " + _POP_DESCRIPTION,
@@ -203,6 +207,7 @@ async def pop_namespace(api: Api, request: Request) -> Response:
     "GET",
     "/api/v1/pop/queue/{queue}",
     access=Access.READ_WRITE,
+    names=names.popped,
     id="pop",
     summary="Pop from any partition of a queue",
     description="The partition that has been ready longest comes first. " + _POP_DESCRIPTION,
@@ -215,6 +220,7 @@ async def pop_namespace(api: Api, request: Request) -> Response:
     "GET",
     "/api/v1/pop/queue/{queue}/partition/{partition}",
     access=Access.READ_WRITE,
+    names=names.popped,
     id="popPartition",
     summary="Pop from one partition",
     description=_POP_DESCRIPTION,
@@ -239,6 +245,7 @@ def pop(api: Api, request: Request) -> asyncio.Future[Response]:
     "POST",
     "/api/v1/ack",
     access=Access.READ_WRITE,
+    names=names.acked,
     summary="Acknowledge one message",
     description=_ACK_DESCRIPTION,
     body=SingleAck,
@@ -263,6 +270,7 @@ def ack(api: Api, request: Request) -> asyncio.Future[Response]:
     "POST",
     "/api/v1/ack/batch",
     access=Access.READ_WRITE,
+    names=names.acked_batch,
     summary="Acknowledge messages",
     description=_ACK_DESCRIPTION,
     body=AckBatch,
@@ -306,6 +314,8 @@ async def _place_transaction(shards: Any, invoke: Invoke, call: Call[None, list[
     "POST",
     "/api/v1/transaction",
     access=Access.READ_WRITE,
+    names=names.transaction,
+    of_groups=False,
     placement=Custom(_place_transaction),
     summary="Store and acknowledge messages, all or nothing",
     description="A transaction that cannot be done is answered 200 with `success: false`. Unlike in a push, a "
@@ -336,6 +346,8 @@ async def transaction(shard: Shard, call: Call[None, list[Operation]]) -> Transa
     "POST",
     "/api/v1/lease/{lease}/extend",
     access=Access.READ_WRITE,
+    names=names.lease,
+    of_groups=False,
     placement=by_lease(),
     id="extendLease",
     summary="Renew a lease",

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from queen.broker.sharding.shard_router import ShardRouter, gather_by_key
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Invoke, Placement, by_queue
@@ -35,6 +36,7 @@ routes = RouteTable("Messages")
     "GET",
     "/api/v1/read/{queue}",
     access=Access.READ_ONLY,
+    of_groups=False,
     placement=by_queue(),
     summary="The first and next offsets of the partitions of a queue",
     description='For reading whole queues by offset, as `format("queen")` of Spark does.',
@@ -50,6 +52,7 @@ async def log_positions(shard: Shard, call: Call[PositionsQuery, None]) -> LogPo
     "GET",
     "/api/v1/read/{queue}/partition/{partition}",
     access=Access.READ_ONLY,
+    of_groups=False,
     placement=by_queue(),
     summary="Segments of a partition by offset",
     description="Consumes nothing. The answer is binary: segments with many messages each, as many as fit in some "
@@ -98,6 +101,8 @@ def _entries_by_queue(merge: Any) -> Placement:
     "POST",
     "/api/v1/fetch",
     access=Access.READ_ONLY,
+    names=names.fetched,
+    of_groups=False,
     placement=_entries_by_queue(lambda entries, answers: Fetched(entries)),
     summary="Messages of partitions by offset",
     description="Consumes nothing and needs no lease: a reader keeps its offsets by itself. What does not fit in "
@@ -116,6 +121,8 @@ async def fetch(shard: Shard, call: Call[None, FetchBody]) -> Fetched:
     "POST",
     "/api/v1/partitions/changed",
     access=Access.READ_ONLY,
+    names=names.changed,
+    of_groups=False,
     placement=_entries_by_queue(
         lambda entries, answers: Changed(entries, min(answer.safe_time for answer in answers)),
     ),

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Everywhere, Invoke, summed
@@ -92,6 +93,8 @@ async def _place_publish(shards: Any, invoke: Invoke, call: Call[None, PublishBo
     "POST",
     "/api/v1/stages",
     access=Access.READ_WRITE,
+    names=names.staged,
+    of_groups=False,
     placement=Custom(_place_piece),
     id="stageMessages",
     summary="Stage messages of a batch",
@@ -118,6 +121,8 @@ async def stage(shard: Shard, call: Call[None, Piece]) -> Staged:
     "POST",
     "/api/v1/stages/publish",
     access=Access.READ_WRITE,
+    names=names.published,
+    of_groups=False,
     placement=Custom(_place_publish),
     id="publishBatch",
     summary="Publish a batch, all or nothing, and once",
@@ -140,6 +145,8 @@ async def publish(shard: Shard, call: Call[None, PublishBody]) -> PublishedBatch
     "POST",
     "/api/v1/stages/abandon",
     access=Access.READ_WRITE,
+    names=names.abandoned,
+    of_groups=False,
     placement=Everywhere(summed, required=True),
     id="abandonBatch",
     summary="Remove what was staged for a batch",

@@ -8,6 +8,7 @@ import msgspec
 
 from queen.broker.inspect.traces import Trace
 from queen.errors import BadRequest, NotFound
+from queen.http.auth import names
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Paged, by_partition
@@ -69,6 +70,7 @@ def decode_trace(body: bytes) -> Trace:
     "POST",
     "/api/v1/traces",
     access=Access.READ_WRITE,
+    names=names.traced,
     placement=by_partition("partition_id"),
     summary="Record a trace event of a message",
     body=TraceRequest,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
 from queen.http.api.monitoring.status import time_range
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import FIRST_SHARD, Everywhere, Placement, summed
@@ -37,7 +38,7 @@ _HOURS = 24
 
 
 def _series(
-    name: str, returns: Any, query: Any, summary: str, placement: Placement = FIRST_SHARD
+    name: str, returns: Any, query: Any, summary: str, placement: Placement = FIRST_SHARD, **declared: Any
 ) -> Callable[..., Any]:
     return routes.on_shard(
         "GET",
@@ -50,7 +51,11 @@ def _series(
         returns={200: returns},
         errors=DATABASE,
         cached=True,
+        **declared,
     )
+
+
+_BY_QUEUE: Final[Mapping[str, Any]] = {"names": names.by_query("queue"), "of_groups": False}
 
 
 def _merge_worker_metrics(answers: Sequence[WorkerMetrics]) -> WorkerMetrics:
@@ -95,28 +100,37 @@ async def worker_metrics(shard: Shard, call: Call[WorkersQuery, None]) -> Worker
     return await shard.status.worker_metrics(time_range(query, _HOURS), query.hostname, query.worker_id)
 
 
-@_series("queue-lag", list[PopLagPoint], QueueSeriesQuery, "How long messages waited until they were popped")
+@_series(
+    "queue-lag", list[PopLagPoint], QueueSeriesQuery, "How long messages waited until they were popped", **_BY_QUEUE
+)
 async def queue_lag(shard: Shard, call: Call[QueueSeriesQuery, None]) -> list[PopLagPoint]:
     return await shard.history.queue_lag(time_range(call.query, _HOURS), _names(call.query))
 
 
-@_series("queue-ops", QueueOperations, OperationsQuery, "Operations on queues")
+@_series("queue-ops", QueueOperations, OperationsQuery, "Operations on queues", **_BY_QUEUE)
 async def queue_ops(shard: Shard, call: Call[OperationsQuery, None]) -> QueueOperations:
     query = call.query
     return await shard.history.queue_operations(time_range(query, _HOURS), _names(query), query.busiest)
 
 
-@_series("queue-parked-replicas", Parked, QueueSeriesQuery, "The number of waiting pops")
+@_series("queue-parked-replicas", Parked, QueueSeriesQuery, "The number of waiting pops", **_BY_QUEUE)
 async def queue_parked(shard: Shard, call: Call[QueueSeriesQuery, None]) -> Parked:
     return await shard.history.parked(time_range(call.query, _HOURS), _names(call.query))
 
 
-@_series("retention", Retention, QueueSeriesQuery, "Messages removed by retention", Everywhere(_merge_retention))
+@_series(
+    "retention",
+    Retention,
+    QueueSeriesQuery,
+    "Messages removed by retention",
+    Everywhere(_merge_retention),
+    **_BY_QUEUE,
+)
 async def retention(shard: Shard, call: Call[QueueSeriesQuery, None]) -> Retention:
     return await shard.history.retention(time_range(call.query, _HOURS), call.query.queue)
 
 
-@_series("rollup", RolledUp, RollupQuery, "What `queen pipeline rollup` wrote")
+@_series("rollup", RolledUp, RollupQuery, "What `queen pipeline rollup` wrote", names=names.by_query("queue", "group"))
 async def rollup(shard: Shard, call: Call[RollupQuery, None]) -> RolledUp:
     query = call.query
     return await rollup_series(shard.broker.database, time_range(query, _HOURS), query.queue, query.group)

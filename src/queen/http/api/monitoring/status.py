@@ -11,6 +11,7 @@ import msgspec
 from queen.broker.inspect.browse import MessageFilter
 from queen.errors import BadRequest
 from queen.http.api.resources.queues import queue_listing, queue_order
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue, summed
@@ -119,6 +120,7 @@ def _merge_stored(answers: Sequence[StoredByTime]) -> StoredByTime:
     "GET",
     "/api/v1/resources/overview",
     access=Access.READ_ONLY,
+    of_groups=False,
     placement=Everywhere(_merge_overviews),
     tag="Queues",
     summary="Counts, lag and throughput of the whole server",
@@ -152,6 +154,7 @@ async def status(shard: Shard, call: Call[StatusQuery, None]) -> StatusView:
     "GET",
     "/api/v1/status/queues",
     access=Access.READ_ONLY,
+    names=names.by_query("namespace"),
     placement=Paged("queues", lambda queue: queue.created_at, order=queue_order),
     summary="List queues with their message counts",
     query=StatusQueuesQuery,

@@ -129,6 +129,8 @@ async def list_stream_queries(api: Api, call: Call[None, None]) -> StreamQueryLi
     "GET",
     "/api/v1/topics/namespaces",
     access=Access.READ_ONLY,
+    of_topics=True,
+    of_groups=False,
     tag="Topics",
     summary="List namespaces of topics",
     returns={200: TopicNamespaceList},

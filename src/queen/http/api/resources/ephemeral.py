@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import FIRST_SHARD
@@ -36,6 +37,8 @@ _ROOT: Final = "/api/v1/ephemeral"
     "POST",
     f"{_ROOT}/configure",
     access=Access.READ_WRITE,
+    names=names.queue_and_group,
+    audited=True,
     placement=FIRST_SHARD,
     id="configureEphemeral",
     summary="Declare an ephemeral queue",
@@ -54,6 +57,8 @@ async def configure(shard: Shard, call: Call[None, EphemeralConfigureBody]) -> E
     "POST",
     f"{_ROOT}/push",
     access=Access.READ_WRITE,
+    names=names.queue_and_group,
+    of_groups=False,
     placement=FIRST_SHARD,
     id="pushEphemeral",
     summary="Push messages to an ephemeral queue",
@@ -71,6 +76,7 @@ async def push(shard: Shard, call: Call[None, EphemeralPushBody]) -> EphemeralPu
     "GET",
     f"{_ROOT}/pop",
     access=Access.READ_WRITE,
+    names=names.by_query("queue", "group"),
     placement=FIRST_SHARD,
     id="popEphemeral",
     summary="Pop from an ephemeral queue",
@@ -89,6 +95,7 @@ async def pop(shard: Shard, call: Call[EphemeralPopQuery, None]) -> EphemeralPop
     "POST",
     f"{_ROOT}/ack",
     access=Access.READ_WRITE,
+    names=names.queue_and_group,
     placement=FIRST_SHARD,
     id="ackEphemeral",
     summary="Acknowledge messages of an ephemeral queue",
@@ -105,6 +112,8 @@ async def ack(shard: Shard, call: Call[None, EphemeralAckBody]) -> EphemeralAcke
     "POST",
     f"{_ROOT}/reset",
     access=Access.READ_WRITE,
+    names=names.queue_and_group,
+    audited=True,
     placement=FIRST_SHARD,
     id="resetEphemeral",
     summary="Drop all messages of an ephemeral queue",
@@ -121,6 +130,7 @@ async def reset(shard: Shard, call: Call[None, EphemeralQueueBody]) -> Ephemeral
     "DELETE",
     f"{_ROOT}/queue/{{queue}}",
     access=Access.READ_WRITE,
+    audited=True,
     placement=FIRST_SHARD,
     id="deleteEphemeral",
     summary="Delete an ephemeral queue",

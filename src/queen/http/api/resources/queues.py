@@ -10,6 +10,7 @@ from msgspec import UNSET
 from queen.broker.inspect.resources import QueueListing
 from queen.broker.queues import option_values
 from queen.errors import BadRequest, NotFound
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Everywhere, Paged, by_queue, labelled, summed
@@ -82,6 +83,9 @@ def _partition_order(query: PartitionsQuery) -> tuple[Callable[[PartitionInList]
     "POST",
     "/api/v1/configure",
     access=Access.READ_WRITE,
+    names=names.configured,
+    of_groups=False,
+    audited=True,
     placement=by_queue(),
     summary="Create a queue, or replace its options",
     description="Messages and consumers of an existing queue are not affected.",
@@ -132,6 +136,7 @@ async def clear_queue(shard: Shard, call: Call[ClearQuery, None]) -> Cleared:
     "POST",
     "/api/v1/resources/queues/{queue}/pause",
     access=Access.READ_WRITE,
+    audited=True,
     placement=by_queue(),
     summary="Pause a queue",
     description="Pushes are stored as before; pops get nothing, and wait as they do for an empty queue. What was "
@@ -149,6 +154,7 @@ async def pause_queue(shard: Shard, call: Call[None, None]) -> Paused:
     "POST",
     "/api/v1/resources/queues/{queue}/resume",
     access=Access.READ_WRITE,
+    audited=True,
     placement=by_queue(),
     summary="Resume a queue",
     description="Waiting pops are served at once. Groups that are paused on it stay so.",
@@ -165,6 +171,8 @@ async def resume_queue(shard: Shard, call: Call[None, None]) -> Paused:
     "GET",
     "/api/v1/resources/queues",
     access=Access.READ_ONLY,
+    names=names.by_query("namespace"),
+    of_groups=False,
     placement=Paged("queues", lambda queue: queue.created_at, order=queue_order),
     summary="List queues",
     query=QueuesQuery,
@@ -185,6 +193,7 @@ async def queues(shard: Shard, call: Call[QueuesQuery, None]) -> QueueList:
     "GET",
     "/api/v1/resources/queues/{queue}",
     access=Access.READ_ONLY,
+    of_groups=False,
     placement=by_queue(),
     summary="A queue and its partitions",
     query=QueuePartitionsQuery,
@@ -199,6 +208,7 @@ async def queue(shard: Shard, call: Call[QueuePartitionsQuery, None]) -> QueueVi
     "GET",
     "/api/v1/resources/queues/{queue}/depth",
     access=Access.READ_ONLY,
+    names=names.by_query("group"),
     placement=by_queue(),
     summary="The number of messages in a queue, and the lag of each group",
     query=DepthQuery,
@@ -243,6 +253,8 @@ async def queue_depth(shard: Shard, call: Call[DepthQuery, None]) -> QueueDepth:
     "GET",
     "/api/v1/resources/partitions",
     access=Access.READ_ONLY,
+    names=names.by_query("queue"),
+    of_groups=False,
     placement=Paged("partitions", lambda one: (one.queue, one.name), order=_partition_order),
     summary="List partitions",
     query=PartitionsQuery,
@@ -263,6 +275,7 @@ async def partitions(shard: Shard, call: Call[PartitionsQuery, None]) -> Partiti
     "GET",
     "/api/v1/resources/namespaces",
     access=Access.READ_ONLY,
+    of_groups=False,
     placement=Everywhere(labelled("namespaces", "namespace")),
     summary="List namespaces",
     returns={200: NamespaceList},
@@ -277,6 +290,7 @@ async def namespaces(shard: Shard, call: Call[None, None]) -> NamespaceList:
     "GET",
     "/api/v1/resources/tasks",
     access=Access.READ_ONLY,
+    of_groups=False,
     placement=Everywhere(labelled("tasks", "task")),
     summary="List tasks",
     returns={200: TaskList},

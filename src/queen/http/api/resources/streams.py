@@ -7,6 +7,7 @@ from typing import Any, Final, cast
 
 from queen.broker.transactions.stream_queries import HashMismatch
 from queen.errors import BadRequest, NotFound
+from queen.http.auth import names
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Shard
 from queen.http.routing.placement import Custom, Everywhere, Invoke, by_partition
@@ -61,6 +62,8 @@ async def _place_cycle(shards: Any, invoke: Invoke, call: Call[None, Cycle]) -> 
     "POST",
     "/streams/v1/queries",
     access=Access.READ_WRITE,
+    names=names.registered,
+    of_groups=False,
     placement=Custom(_place_registration),
     id="registerStream",
     summary="Register a streaming query",
@@ -135,6 +138,7 @@ async def delete(shard: Shard, call: Call[None, None]) -> StreamDeleted:
     "POST",
     "/streams/v1/cycle",
     access=Access.READ_WRITE,
+    names=names.cycle,
     placement=Custom(_place_cycle),
     id="commitStreamCycle",
     summary="Write state, push and acknowledge, all or nothing",
@@ -169,6 +173,8 @@ def _decode_state_query(body: bytes) -> StateQuery | BadRequest:
     "POST",
     "/streams/v1/state/get",
     access=Access.READ_ONLY,
+    names=names.stream_state,
+    of_groups=False,
     placement=by_partition("partition_id"),
     id="readStreamState",
     summary="Read the state of a query on a partition",

@@ -13,6 +13,7 @@ import msgspec
 from queen.broker.topics.buffered import BUFFERED
 from queen.broker.topics.settle import NOT_LEASED, Nacked
 from queen.errors import NotFound, QueenError
+from queen.http.auth import names
 from queen.http.routing.call import Call
 from queen.http.routing.context import Api, Shard
 from queen.http.routing.placement import (
@@ -77,7 +78,7 @@ from queen.wire.topics.requests import (
     decode_topic,
 )
 
-routes = RouteTable("Topics")
+routes = RouteTable("Topics", of_topics=True, of_groups=False)
 
 _NATIVE: Final = "/api/v1/topics"
 _NOT_DEAD: Final = "Dead letter not found"
@@ -111,6 +112,7 @@ def _both(method: str, path: str, declare: Callable[..., Any] = routes.direct, *
     "POST",
     f"{_NATIVE}/enqueue",
     access=Access.READ_WRITE,
+    names=names.enqueued,
     id="enqueue",
     summary="Enqueue items",
     description="All or none are stored. The answer has the ids in the order of the items; an item whose "
@@ -134,6 +136,7 @@ async def enqueue(api: Api, request: Request) -> Response:
     "GET",
     f"{_NATIVE}/dequeue",
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     id="dequeue",
     summary="Lease the next items",
     description="By priority (lower first), then by the time they became due, then by id. Nothing is given before its "
@@ -154,6 +157,7 @@ async def dequeue(api: Api, request: Request) -> Response:
     "GET",
     f"{_NATIVE}/dequeue/many",
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     id="dequeueMany",
     summary="Lease the next items of several topics",
     description="In one order of service: by priority, then by the time they became due, then by id.",
@@ -174,6 +178,7 @@ async def dequeue_many(api: Api, request: Request) -> Response:
     "POST",
     f"{_NATIVE}/ack",
     access=Access.READ_WRITE,
+    names=names.refs(decode_acks),
     id="ackItems",
     summary="Acknowledge items",
     description=f"They are removed for good. {_ONE}",
@@ -195,6 +200,7 @@ async def ack(api: Api, request: Request) -> Response:
     "POST",
     f"{_NATIVE}/nack",
     access=Access.READ_WRITE,
+    names=names.refs(decode_nacks),
     id="nackItems",
     summary="Report that items failed",
     description="They are given again after a backoff that doubles each time, or become dead letters: when their "
@@ -217,6 +223,7 @@ async def nack(api: Api, request: Request) -> Response:
     "POST",
     f"{_NATIVE}/extend",
     access=Access.READ_WRITE,
+    names=names.refs(decode_extends),
     id="extendItems",
     summary="Extend the leases of items",
     description=f"So many `seconds` from now, by default as long as a lease of the topic; never shorter. {_ONE}",
@@ -236,6 +243,7 @@ async def extend(api: Api, request: Request) -> Response:
     "POST",
     f"{_NATIVE}/release",
     access=Access.READ_WRITE,
+    names=names.refs(decode_acks),
     id="releaseItems",
     summary="Release leased items",
     description=f"They are ready at once, and have not failed: no retry is counted. {_ONE}",
@@ -255,6 +263,7 @@ async def release(api: Api, request: Request) -> Response:
     _NATIVE,
     routes.on_shard,
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     placement=Everywhere(sorted_union),
     id="activeTopics",
     summary="List topics that have ready or leased items",
@@ -271,6 +280,7 @@ async def active(shard: Shard, call: Call[NamespaceQuery, None]) -> list[str]:
     f"{_NATIVE}/dlq",
     routes.on_shard,
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     placement=by_topic(),
     id="topicDeadLetters",
     summary="List the dead letters of a topic",
@@ -288,6 +298,8 @@ async def list_dead(shard: Shard, call: Call[TopicDeadLettersQuery, None]) -> Re
     "POST",
     f"{_NATIVE}/dlq/delete",
     access=Access.READ_WRITE,
+    names=names.refs(decode_acks),
+    audited=True,
     id="deleteTopicDeadLetters",
     summary="Delete dead letters of topics",
     description=_ONE,
@@ -306,6 +318,8 @@ async def delete_dead(api: Api, request: Request) -> Response:
     "POST",
     f"{_NATIVE}/dlq/retry",
     access=Access.READ_WRITE,
+    names=names.refs(decode_acks),
+    audited=True,
     id="retryTopicDeadLetters",
     summary="Retry dead letters of topics",
     description=f"They are ready at once, with no retries used. {_ONE}",
@@ -324,6 +338,7 @@ async def retry_dead(api: Api, request: Request) -> Response:
     "GET",
     f"{_NATIVE}/peek",
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     placement=by_topic(),
     id="peekTopic",
     summary="Show the next items without leasing them",
@@ -343,6 +358,7 @@ async def peek(shard: Shard, call: Call[PeekQuery, None]) -> Response:
     "GET",
     f"{_NATIVE}/counts",
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     placement=Paged("", lambda one: one.topic, newest_first=False),
     id="topicCounts",
     summary="Item counts and options of topics",
@@ -361,6 +377,7 @@ async def counts(shard: Shard, call: Call[CountsQuery, None]) -> list[TopicCount
     "GET",
     f"{_NATIVE}/priorities",
     access=Access.READ_ONLY,
+    names=names.topics_in_query,
     placement=by_topic(),
     id="topicPriorities",
     summary="Item counts of a topic by priority",
@@ -377,6 +394,7 @@ async def priorities(shard: Shard, call: Call[PrioritiesQuery, None]) -> list[Pr
     "POST",
     f"{_NATIVE}/configure",
     access=Access.ADMIN,
+    names=names.configured_topic,
     placement=by_topic(),
     id="configureTopic",
     summary="Set options of a topic",
@@ -396,6 +414,7 @@ async def configure(shard: Shard, call: Call[None, ConfigureBody]) -> Configured
     "POST",
     f"{_NATIVE}/pause",
     access=Access.ADMIN,
+    names=names.topic,
     placement=by_topic(),
     id="pauseTopic",
     summary="Pause a topic",
@@ -414,6 +433,7 @@ async def pause(shard: Shard, call: Call[None, TopicName]) -> PausedTopic:
     "POST",
     f"{_NATIVE}/resume",
     access=Access.ADMIN,
+    names=names.topic,
     placement=by_topic(),
     id="resumeTopic",
     summary="Resume a topic",
@@ -432,6 +452,7 @@ async def resume(shard: Shard, call: Call[None, TopicName]) -> PausedTopic:
     "POST",
     f"{_NATIVE}/purge",
     access=Access.ADMIN,
+    names=names.topic,
     placement=by_topic(),
     id="purgeTopic",
     summary="Remove all items of a topic",
@@ -450,6 +471,7 @@ async def purge(shard: Shard, call: Call[None, TopicName]) -> PurgedTopic:
     "DELETE",
     _NATIVE,
     access=Access.ADMIN,
+    names=names.topics_in_query,
     placement=by_topic(),
     id="deleteTopic",
     summary="Delete a topic and everything in it",
@@ -488,6 +510,7 @@ async def quotas(shard: Shard, call: Call[None, None]) -> dict[str, int]:
     "PUT",
     f"{_NATIVE}/quotas",
     access=Access.ADMIN,
+    names=names.quota,
     placement=by_namespace(),
     summary="Set the quota of a namespace",
     description="It overrides NAMESPACE_QUOTAS; null removes the override.",
@@ -528,6 +551,7 @@ async def modes(shard: Shard, call: Call[None, None]) -> dict[str, str]:
     "PUT",
     f"{_NATIVE}/modes",
     access=Access.ADMIN,
+    names=names.mode,
     placement=Everywhere(first_answer, required=True),
     id="setWriteMode",
     summary="Set the write mode of a namespace",
