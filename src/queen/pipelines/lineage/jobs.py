@@ -20,7 +20,7 @@ from queen.pipelines.lineage.emitter import Emitter, open_emitter
 if TYPE_CHECKING:
     from openlineage.client.event_v2 import RunEvent
 
-_PRODUCER: Final = f"https://pypi.org/project/queen-broker/{__version__}"
+_PRODUCER: Final = f"urn:queen-broker:{__version__}"
 _NAMESPACE: Final = "queen"
 _SERVER_PORTS: Final = {"https": 443, "http": 80}
 
