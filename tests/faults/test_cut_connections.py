@@ -87,7 +87,7 @@ async def test_a_push_to_a_queue_with_a_size_limit_whose_commit_is_unknown_is_re
     await api.configure("q", maxSize=3)
     await api.push("q", 0, ids=["t0"])
     for number in (1, 2):
-        proxy.lose_answers(1, of=lambda sent: b"COMMIT" in sent)
+        proxy.lose_commit(f"t{number}".encode())
         results = await api.push("q", number, ids=[f"t{number}"])
         assert proxy.lost_answers == number
         assert [result["status"] for result in results] == ["queued"]
@@ -159,7 +159,10 @@ async def test_a_transaction_of_unknown_outcome_happened_as_a_whole_or_not_at_al
     ack = {"type": "ack"} | {key: message[key] for key in ("transactionId", "partitionId", "leaseId")}
     items = [{"queue": name, "transactionId": "t1", "payload": 1} for name in ("out", "other")]
     # The answer to the commit is lost, or an answer inside the transaction, which is then rolled back.
-    proxy.lose_answers(1, of=lambda sent: (b"COMMIT" if committed else b"FOR UPDATE OF c") in sent)
+    if committed:
+        proxy.lose_commit(b"t1")
+    else:
+        proxy.lose_answers(1, of=lambda sent: b"FOR UPDATE OF c" in sent)
     body = {"operations": [ack, {"type": "push", "items": items}]}
     answer = await api.call("POST", "/api/v1/transaction", body)
     assert proxy.lost_answers == 1

@@ -32,6 +32,7 @@ class TcpProxy:
         """Connections cut or refused, and chunks delayed, held up or swallowed."""
         self._to_lose = 0
         self._of: Chooses = lambda sent: True
+        self._within = b""
 
     @property
     def port(self) -> int:
@@ -73,7 +74,11 @@ class TcpProxy:
 
         What was asked for has happened by then, and the client cannot know.
         """
-        self._to_lose, self._of = count, of
+        self._to_lose, self._of, self._within = count, of, b""
+
+    def lose_commit(self, within: bytes) -> None:
+        """The next answer to the commit of a transaction that has sent these bytes breaks off, and of no other one."""
+        self._to_lose, self._of, self._within = 1, lambda sent: b"COMMIT" in sent, within
 
     @asynccontextmanager
     async def stalled(self) -> AsyncIterator[None]:
@@ -94,8 +99,8 @@ class TcpProxy:
         finally:
             self.refusing = False
 
-    def loses(self, sent: bytes) -> bool:
-        if self._to_lose and self._of(sent):
+    def loses(self, sent: bytes, transaction: bytes) -> bool:
+        if self._to_lose and self._of(sent) and self._within in transaction:
             self._to_lose -= 1
             self.lost_answers += 1
             self.harmed += 1
@@ -162,6 +167,8 @@ class _Pair:
         self._client = client
         self._server = server
         self._sent = b""
+        self._transaction = b""
+        """What was sent since the last transaction began."""
         # The heartbeat goes on beside whatever a test does: its answers are not those that are to be lost.
         self._watches = False
         self._ended = False
@@ -183,7 +190,8 @@ class _Pair:
             self._proxy.answered_bytes += len(chunk)
             if b"application_name\0" + HEARTBEAT_SESSION.encode() in sent:
                 self._watches = True
-            if not self._watches and self._proxy.loses(sent):
+            self._transaction = sent if b"BEGIN" in sent else self._transaction + sent if self._transaction else b""
+            if not self._watches and self._proxy.loses(sent, self._transaction):
                 self._break_off(chunk[: len(chunk) // 2])
                 return
             self._client.write(chunk)

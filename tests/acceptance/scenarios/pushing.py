@@ -181,8 +181,10 @@ async def a_delayed_message_is_hidden_until_its_time(scene: Scene) -> None:
     async with scene.queue(delayed_processing=2) as queue:
         watch = Stopwatch()
         await scene.queen.queue(queue).push([{"data": {"n": 1}}])
-        assert await scene.queen.queue(queue).wait(False).pop() == []
-        assert payloads(await scene.queen.queue(queue).timeout_millis(10_000).pop()) == [{"n": 1}]
+        popped = await scene.queen.queue(queue).wait(False).pop()
+        assert popped == [] or watch.seconds > 1.9, watch.seconds
+        popped = popped or await scene.queen.queue(queue).timeout_millis(10_000).pop()
+        assert payloads(popped) == [{"n": 1}]
         assert watch.seconds > 1.9, watch.seconds
 
 

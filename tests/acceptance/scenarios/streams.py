@@ -268,7 +268,8 @@ async def a_gate_holds_back_and_keeps_the_order(scene: Scene) -> None:
             emitted = await _drain(scene, target, 12)
         assert [one["n"] for one in emitted] == list(range(12))
         assert time.monotonic() - begun > 1
-        assert runner.metrics()["gateAllowsTotal"] == 12
+        # A message whose lease has ended on a busy machine is let through once more, and emitted once.
+        assert runner.metrics()["gateAllowsTotal"] >= 12
 
 
 @scenario()
