@@ -27,7 +27,7 @@ from queen.cli.serve.logs import configure_logging
 
 configure_logging("trace", sys.argv[1], "worker 3", 3)
 log = logging.getLogger("queen.test")
-log.info('two\\nlines, "quotes" and \\udcff', extra={"fields": {"status": 7}})
+log.info('two\\nlines, "quotes" and \\udcff \\x1b[31m', extra={"fields": {"status": 7}})
 try:
     raise ValueError("first")
 except ValueError:
@@ -48,7 +48,11 @@ async def test_every_line_is_an_object_also_when_things_go_wrong() -> None:
         assert {"time", "level", "logger", "message", "process", "worker", "pid"} <= line.keys()
         assert (line["process"], line["worker"], line["pid"]) == ("worker 3", 3, process.process.pid)
     told, failed, careful, thread, last = lines
-    assert (told["message"], told["level"], told["status"]) == ('two\nlines, "quotes" and \\udcff', "info", 7)
+    assert (told["message"], told["level"], told["status"]) == (
+        'two\nlines, "quotes" and \\udcff \x1b[31m',
+        "info",
+        7,
+    )
     assert (failed["level"], "ValueError: first" in failed["exception"]) == ("error", True)
     assert (careful["level"], "careful" in careful["message"]) == ("warn", True)
     assert "helper" in thread["message"] and "ZeroDivisionError" in thread["exception"]
@@ -58,7 +62,8 @@ async def test_every_line_is_an_object_also_when_things_go_wrong() -> None:
 async def test_lines_for_people_say_who_and_how_bad() -> None:
     async with started(sys.executable, "-c", TROUBLED, "text") as process:
         assert await process.ended() == 1
-    assert process.lines[0].endswith("INFO  worker 3: two")
+    # What a client sends cannot pretend to be another line, or command a terminal.
+    assert process.lines[0].endswith(r'INFO  worker 3: two\nlines, "quotes" and \udcff \x1b[31m')
     assert any(line.endswith("ERROR worker 3: failed") for line in process.lines)
     assert "LookupError: last words" in process.lines
 

@@ -1,8 +1,10 @@
 """Logging to standard error, as text or JSON."""
 
 import logging
+import re
 import sys
 import threading
+from copy import copy
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -19,6 +21,8 @@ _LEVELS: dict[LogLevel, int] = {
     "warn": logging.WARNING,
     "error": logging.ERROR,
 }
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 _log = logging.getLogger("queen")
 
@@ -41,6 +45,14 @@ def configure_logging(level: LogLevel, encoding: LogEncoding, process: str, work
 class _TextFormatter(logging.Formatter):
     def __init__(self, process: str) -> None:
         super().__init__(f"%(asctime)s %(levelname)-5s {process}: %(message)s", datefmt="%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage().rstrip()
+        if _CONTROLS.search(message):
+            # Names and paths are what clients send: none may look like another line, or command a terminal.
+            record = copy(record)
+            record.msg, record.args = _CONTROLS.sub(lambda found: repr(found[0])[1:-1], message), None
+        return super().format(record)
 
 
 class _JsonFormatter(logging.Formatter):
