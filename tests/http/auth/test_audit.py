@@ -74,6 +74,8 @@ async def test_what_was_before_is_that_of_the_thing_which_changes(guarded: Api) 
     pause = "/api/v1/consumer-groups/g/queues/q"
     assert await before("POST", f"{pause}/pause") == {"paused": False}
     assert await before("POST", f"{pause}/resume") == {"paused": True}
+    # However the path is spelled.
+    assert await before("POST", f"{pause}/pause/") == {"paused": False}
 
     own = {"queue": "presence", "options": {"maxLength": 5}}
     assert await before("POST", "/api/v1/ephemeral/configure", own) is None

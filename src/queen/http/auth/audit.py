@@ -77,7 +77,9 @@ class Audit:
 
     async def _before(self, request: Request, body: bytes) -> Any:
         """The state before the change: modes, a group, a topic, a quota, a declaration, the options of a queue."""
-        path, params, sent = request.path, request.params, _named_in(body)
+        params, sent = request.params, _named_in(body)
+        # What a client calls a path may be spelled in many ways.
+        path = request.route.pattern if request.route is not None else request.path
         if path.startswith("/api/v1/system/maintenance"):
             modes = self._brokers[0].modes
             return {"push": modes.push_maintenance, "pop": modes.pop_maintenance}
@@ -85,7 +87,7 @@ class Audit:
             if "group" in params:
                 return await self._group(path, params["group"], params.get("queue"))
             if request.route is not None and is_about_topics(request.route):
-                return await self._topic(request)
+                return await self._topic(request, path)
             if path.startswith("/api/v1/pipeline-declarations"):
                 return await self._row("audit_pipeline", params.get("pipeline") or sent.name)
             if path.startswith("/api/v1/ephemeral"):
@@ -157,13 +159,13 @@ class Audit:
         ]
         return {name: rows[:_MOST_ROWS]} if rows else None
 
-    async def _topic(self, request: Request) -> Any:
+    async def _topic(self, request: Request, path: str) -> Any:
         """The counts and options of a topic, or the quota or write mode of a namespace."""
         sent = _named_in(request.body)
         namespace = request.query.get("namespace") or sent.namespace or ""
-        if request.path.endswith("/quotas"):
+        if path.endswith("/quotas"):
             return {"per_minute": await self._brokers[0].topics.quotas.limit(namespace)}
-        if request.path.endswith("/modes"):
+        if path.endswith("/modes"):
             return {"mode": self._brokers[0].topics.modes.of(namespace)}
         topic = request.query.get("topic") or sent.topic
         if not namespace or not topic:
