@@ -16,7 +16,7 @@ from queen.errors import DatabaseUnavailable, SettingsError
 from queen.http.auth.forwarded import came_by_https, client_address
 from queen.http.server.limits import raise_file_limit
 from queen.http.server.router import Generations
-from queen.proxy.exchange import Exchange, KnownHead
+from queen.proxy.exchange import Exchange, Headers, KnownHead
 from queen.proxy.front import BAD_GATEWAY, Front
 from queen.proxy.login import Asked, Login, Reply, login_token, read_cookies
 from queen.proxy.sessions import Identity
@@ -291,12 +291,11 @@ class Proxy:
 
     def _origin(self, exchange: Exchange) -> tuple[str, bool]:
         """The address of the client, and whether it came by HTTPS."""
-        address = exchange.front.address
-        if not self.settings.trusted_proxies:
+        address, hops = exchange.front.address, self.settings.trusted_proxies
+        if not hops:
             return address, False
-        headers = {name: value.decode("latin-1") for name, value in exchange.headers}
-        address = client_address(headers.get(b"x-forwarded-for", ""), address, self.settings.trusted_proxies)
-        return address, came_by_https(headers.get(b"x-forwarded-proto", ""), False)
+        address = client_address(_joined(exchange.headers, b"x-forwarded-for"), address, hops)
+        return address, came_by_https(_joined(exchange.headers, b"x-forwarded-proto"), hops, False)
 
     def _asked(self, exchange: Exchange) -> Asked:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.headers}
@@ -330,6 +329,11 @@ async def _whole_body(exchange: Exchange) -> bytes:
 def _respond(exchange: Exchange, reply: Reply) -> None:
     headers = [*reply.headers.items(), *(("Set-Cookie", cookie) for cookie in reply.cookies)]
     exchange.front.answer(exchange, reply.status, body=reply.body, content_type=reply.content_type, headers=headers)
+
+
+def _joined(headers: Headers, name: bytes) -> str:
+    """All lines of a header: some proxies add a line to those of others instead of an entry."""
+    return ",".join(value.decode("latin-1") for found, value in headers if found == name)
 
 
 def _plain(text: str) -> bytes:

@@ -128,9 +128,7 @@ class ServerLogin:
                     session.is_live = await self._login.sessions.identify(session.token) is not None
 
     def _came_by_https(self, headers: Mapping[str, str]) -> bool:
-        if not self._settings.trusted_proxies:
-            return self._secure
-        return came_by_https(headers.get("x-forwarded-proto", ""), self._secure)
+        return came_by_https(headers.get("x-forwarded-proto", ""), self._settings.trusted_proxies, self._secure)
 
     def _asked(self, request: Request) -> Asked:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers.items()}

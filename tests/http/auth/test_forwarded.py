@@ -19,6 +19,8 @@ from queen.http.auth.forwarded import came_by_https, client_address
         ("192.0.2.1:50000", 1, "192.0.2.1"),
         ("2001:DB8::1", 1, "2001:db8::1"),
         ("[2001:db8::1]:50000", 1, "2001:db8::1"),
+        ("fe80::1%eth0", 1, "fe80::1"),
+        ("fe80::1%x refused with 200", 1, "fe80::1"),
         ("unknown", 1, "peer"),
         ("192.0.2.1 evil", 1, "peer"),
     ],
@@ -28,8 +30,19 @@ def test_the_address_of_the_client(forwarded_for: str, hops: int, address: str) 
 
 
 @pytest.mark.parametrize(
-    ("forwarded_proto", "secure", "https"),
-    [("", True, True), ("", False, False), ("https", False, True), ("http", True, False), ("https, http", True, False)],
+    ("forwarded_proto", "hops", "secure", "https"),
+    [
+        ("", 1, True, True),
+        ("", 1, False, False),
+        ("https", 0, False, False),
+        ("https", 1, False, True),
+        ("HTTPS", 1, False, True),
+        ("http", 1, True, False),
+        ("https, http", 1, True, False),
+        ("https, http", 2, False, True),
+        ("http, https, http", 2, False, True),
+        ("https", 2, False, True),
+    ],
 )
-def test_whether_the_client_has_come_by_https(forwarded_proto: str, secure: bool, https: bool) -> None:
-    assert came_by_https(forwarded_proto, secure) is https
+def test_whether_the_client_has_come_by_https(forwarded_proto: str, hops: int, secure: bool, https: bool) -> None:
+    assert came_by_https(forwarded_proto, hops, secure) is https

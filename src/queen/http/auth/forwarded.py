@@ -22,16 +22,20 @@ def _address(entry: str) -> str | None:
     bare = entry[1:].partition("]")[0] if entry.startswith("[") else entry
     for text in (bare, bare.rpartition(":")[0]):
         try:
-            return str(ipaddress.ip_address(text))
+            # The zone of a link-local address is any text: it would reach logs, and count as another address.
+            return str(ipaddress.ip_address(text.partition("%")[0]))
         except ValueError:
             continue
     return None
 
 
-def came_by_https(forwarded_proto: str, secure: bool) -> bool:
-    """What the last proxy says in `X-Forwarded-Proto`; `secure` where it says nothing."""
-    scheme = forwarded_proto.rpartition(",")[2].strip()
-    return scheme == "https" if scheme else secure
+def came_by_https(forwarded_proto: str, hops: int, secure: bool) -> bool:
+    """What the first of the `hops` proxies says in `X-Forwarded-Proto`; `secure` where it says nothing."""
+    schemes = [entry.strip().lower() for entry in forwarded_proto.split(",") if entry.strip()]
+    if not hops or not schemes:
+        return secure
+    # Most proxies replace what others said: then the only entry is that of the first.
+    return schemes[-min(hops, len(schemes))] == "https"
 
 
 def behind_proxies(check: Callable[[Request], T], hops: int) -> Callable[[Request], T]:
