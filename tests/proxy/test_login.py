@@ -187,6 +187,15 @@ async def test_another_site_cannot_use_the_cookie(site: Site) -> None:
             assert answer.status == 201, headers
 
 
+async def test_what_a_page_has_to_send_is_of_its_own_session(site: Site) -> None:
+    """Also where sessions have no ids: those of an earlier proxy, and tokens of programs used as cookies."""
+    sent = set()
+    for token in (issue("admin"), issue("admin", sub="carol"), issue("admin", username="alice")):
+        async with site.client.get(f"{site.url}/api/me", headers={"Cookie": f"token={token}"}) as me:
+            sent.add((await me.json())["csrfToken"])
+    assert len(sent) == 3
+
+
 async def test_readers_read(site: Site) -> None:
     await site.log_in("rita")
     async with site.client.get(f"{site.url}/api/v1/status") as answer:
@@ -310,7 +319,8 @@ async def test_tokens_of_an_identity_provider_pass_unchanged(start_proxy: StartP
 
 async def test_tokens_of_programs_pass_unchanged(start_proxy: StartProxy) -> None:
     """Those of `queen token create`, with all that limits them; not those that are minted for other services."""
-    site = await start_proxy(forward_auth=True)
+    claims = (("sub", "sub"), ("role", "role"), ("username", "username"))
+    site = await start_proxy(forward_auth=True, internal_claims=claims)
     url = f"{site.url}/api/v1/push"
     limited = {"Authorization": f"Bearer {issue('read-write', queues=['q'])}"}
     for queue, status in (("q", 201), ("other", 403)) * 3:

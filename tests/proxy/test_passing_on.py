@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from queen.proxy import sessions
 from tests.proxy.conftest import Site, StartProxy
@@ -244,9 +245,16 @@ async def test_a_link_on_another_site_takes_no_message(site: Site) -> None:
         pass
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Accept": "text/html"}
     script = {"Origin": "https://evil.example"}
-    for path in ("/api/v1/pop/queue/q?autoAck=true", "/dequeue?namespace=n&topic=t"):
+    for path in (
+        "/api/v1/pop/queue/q?autoAck=true",
+        "/dequeue?namespace=n&topic=t",
+        "/dequeue/?namespace=n&topic=t",
+        "/d%65queue/?namespace=n&topic=t",
+        "/sqs?Action=DeleteQueue&QueueUrl=q",
+        "/sqs/000000000000/q?Action=DeleteQueue",
+    ):
         for headers in (link, script, {"Origin": "null"}):
-            async with site.client.get(f"{site.url}{path}", headers=headers) as answer:
+            async with site.client.get(URL(f"{site.url}{path}", encoded=True), headers=headers) as answer:
                 assert answer.status == 403, (path, headers)
     async with site.client.get(f"{site.url}/docs", headers=link) as answer:
         assert answer.status == 200, "pages may be linked to"

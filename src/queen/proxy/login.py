@@ -39,7 +39,7 @@ _MOST_WAITING: Final = 100
 _BEAT_SECONDS = 0.25
 _LARGEST_FORM: Final = 8192
 _CALLBACKS: Final = frozenset({"/api/auth/google/callback", "/api/oauth/callback/google", "/api/auth/callback/google"})
-_SHORT_PATHS: Final = frozenset({"/dequeue", "/topics", "/dlq"})
+_SHORT_PATHS: Final = frozenset({"/dequeue", "/topics", "/dlq", "/sqs"})
 log = logging.getLogger(__name__)
 
 
@@ -64,7 +64,9 @@ class Asked:
     @property
     def is_for_programs(self) -> bool:
         """Whether the path is one of the API, which no person opens."""
-        return self.path.startswith(("/api/", "/streams/", "/ws/", "/internal/")) or self.path in _SHORT_PATHS
+        # A slash at the end changes nothing for the server.
+        path = self.path.removesuffix("/")
+        return path.startswith(("/api/", "/streams/", "/ws/", "/internal/", "/sqs/")) or path in _SHORT_PATHS
 
     @property
     def wants_page(self) -> bool:

@@ -166,6 +166,8 @@ class Sessions:
         if not isinstance(username, str):
             return None
         if jti is None:
+            if self._is_minted(claims):
+                return None
             # Of an earlier proxy, which kept no sessions: valid until it expires, as long as the user is.
             user = await self._user(f"name:{username}", self._users.by_name, username)
         else:
@@ -193,8 +195,7 @@ class Sessions:
             verified = self._programs.check(token.encode())
         except TokenRefused:
             return None
-        if verified.claims.get("iss") == self._settings.internal_issuer:
-            # Made for services behind another proxy, and not for coming back here.
+        if self._is_minted(verified.claims):
             return None
         principal = verified.principal
         return Identity(
@@ -206,6 +207,10 @@ class Sessions:
             limits=self._limits(verified),
         )
 
+    def _is_minted(self, claims: Mapping[str, Any]) -> bool:
+        """Whether a token was made for services behind another proxy, and not for coming back here."""
+        return bool(claims.get("iss") == self._settings.internal_issuer)
+
     def _limits(self, verified: Verified) -> dict[str, Any]:
         names = self._settings.claim_names
         limiting = (names.queues, names.namespaces, names.groups, *_SCOPES)
@@ -213,7 +218,9 @@ class Sessions:
 
     def csrf_token(self, identity: Identity) -> str:
         """The token that a page has to send with every change."""
-        return hmac.new(self._settings.jwt_secret.encode(), f"csrf {identity.jti}".encode(), hashlib.sha256).hexdigest()
+        # Sessions of an earlier proxy have no id: one of them must not know the token of all others.
+        session = identity.jti or identity.token
+        return hmac.new(self._settings.jwt_secret.encode(), f"csrf {session}".encode(), hashlib.sha256).hexdigest()
 
     def mint(self, identity: Identity) -> str:
         """A short-lived token for services behind a proxy that uses forward authentication."""
