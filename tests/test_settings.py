@@ -186,6 +186,13 @@ def test_a_peer_is_a_host_with_or_without_a_port(text: str, parts: tuple[str, in
     assert Settings.from_env(settings.to_env()) == settings
 
 
+@pytest.mark.parametrize("text", [",", "a.example:6632", "https://a.example", "*.example", "::1", "[::1]:6632", "a/b"])
+def test_what_is_in_no_host_header_is_refused_as_an_allowed_host(text: str) -> None:
+    with pytest.raises(SettingsError, match="ALLOWED_HOSTS="):
+        Settings.from_env({"ALLOWED_HOSTS": text})
+    assert Settings.from_env({"ALLOWED_HOSTS": "a.example, [::1],*"}).allowed_hosts == ("a.example", "[::1]", "*")
+
+
 @pytest.mark.parametrize(
     "text", [",", "a,,b", "host:", "host:0", "host:65536", "host:port", ":6633", "[fd00::1", "[fd00::1]x", "a b", "u@h"]
 )

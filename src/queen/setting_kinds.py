@@ -130,6 +130,14 @@ def _parse_words(text: str) -> tuple[str, ...]:
     return words
 
 
+def _parse_host_names(text: str) -> tuple[str, ...]:
+    names = _parse_words(text)
+    # With a port, or with a pattern, it would be the name of no request.
+    if not all(name == "*" or re.fullmatch(r"[^\s/:*\[\]]+|\[[0-9A-Fa-f:.]+\]", name) for name in names):
+        raise ValueError
+    return names
+
+
 def _parse_roles(text: str) -> tuple[tuple[str, str], ...]:
     roles: dict[str, str] = {}
     for pair in text.split(","):
@@ -231,6 +239,12 @@ URLS = Kind(
 )
 URL = Kind("URL", "a URL that begins with http:// or https://", _parse_url)
 WORDS = Kind("words, by comma", "words separated by commas", _parse_words, format=",".join)
+HOST_NAMES = Kind(
+    "host names, comma-separated",
+    "host names such as queen.example.com or [::1], without scheme and port, separated by commas, or *",
+    _parse_host_names,
+    format=",".join,
+)
 ROLES = Kind(
     "name:role, by comma",
     "names, each with admin, read-write or read-only, such as billing:read-write",

@@ -19,6 +19,7 @@ from queen.setting_kinds import (
     DATABASE_URLS,
     DURATION_MS,
     FLAG,
+    HOST_NAMES,
     INTERVAL_MS,
     KEYS,
     MODES,
@@ -286,7 +287,7 @@ class Settings:
     )
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        WORDS,
+        HOST_NAMES,
         "Host names by which this server may be called, without ports; `*` is any.",
         default_text="those of this machine when it listens on 127.0.0.1, else `*`",
     )
