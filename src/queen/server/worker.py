@@ -37,6 +37,7 @@ from queen.http.auth.lookup import BrokerLookup
 from queen.http.consume.consumers import Consumers
 from queen.http.routing.context import Api, MetricSource, Shard
 from queen.http.routing.view_cache import HostViewCache
+from queen.http.server.handshakes import MOST_HANDSHAKES
 from queen.http.server.limits import Limits, raise_file_limit
 from queen.http.server.message import Access, Handler, Request, Response, Route
 from queen.http.server.observe import SlowLog, watched
@@ -358,7 +359,7 @@ def _limits(settings: Settings) -> Limits:
     """
     spare = settings.spare_memory_bytes
     return Limits(
-        connections=raise_file_limit(settings.max_connections),
+        connections=raise_file_limit(settings.max_connections, MOST_HANDSHAKES if settings.tls_cert else 0),
         connections_per_address=settings.max_connections_per_ip,
         incoming_bytes=3 * spare // 8,
         outgoing_bytes=spare // 4,

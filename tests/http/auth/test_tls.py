@@ -8,6 +8,7 @@ import random
 import ssl
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -102,6 +103,28 @@ async def test_the_server_speaks_tls(start_server: StartServer, tmp_path: Path) 
             assert answer.status == 201
         async with session.get(url.replace("/push", "/pop/queue/q")) as answer:
             assert (await answer.json())["messages"][0]["data"] == "x" * 300_000
+
+
+async def test_clients_that_begin_no_handshake_are_few_at_a_time(
+    start_server: StartServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen.http.server.handshakes.MOST_HANDSHAKES", 8)
+    pair = write_pair(tmp_path)
+    api = await start_server(**pair)
+    assert api.worker is not None
+    place = urlsplit(api.url)
+    elsewhere = await asyncio.open_connection(place.hostname, place.port, local_addr=("127.0.0.2", 0))
+    silent = [await asyncio.open_connection(place.hostname, place.port) for _ in range(20)]
+    async with asyncio.timeout(8):
+        # The oldest are closed, of the address that has most of them.
+        assert {await reader.read() for reader, _ in silent[:13]} == {b""}
+        status, _ = await get(api, "/livez", pair["tls_cert"])
+    assert status == 200
+    assert not elsewhere[0].at_eof()
+    assert not silent[-1][0].at_eof()
+    assert api.worker.http.budget.refused["connections"] == 14
+    for _, writer in (*silent, elsewhere):
+        writer.close()
 
 
 async def test_connections_do_not_mix_what_they_send(start_server: StartServer, tmp_path: Path) -> None:

@@ -21,16 +21,17 @@ FLOODED_SECONDS: Final = 3.0
 log = logging.getLogger(__name__)
 
 
-def raise_file_limit(connections: int) -> int:
-    """Raise the limit of open files to what `connections` need; returns how many connections it then allows."""
+def raise_file_limit(connections: int, others: int = 0) -> int:
+    """Raise the limit of open files to what `connections` need, and `others`; returns how many it then allows."""
+    others += _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < connections + _OTHER_FILES:
-        wanted = connections + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(connections + _OTHER_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < connections + others:
+        wanted = connections + others if hard == resource.RLIM_INFINITY else min(connections + others, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    if soft == resource.RLIM_INFINITY or soft >= connections + _OTHER_FILES:
+    if soft == resource.RLIM_INFINITY or soft >= connections + others:
         return connections
-    room = max(1, soft - _OTHER_FILES)
+    room = max(1, soft - others)
     log.warning(
         "this process may open %d files (ulimit -n): it accepts %d connections instead of %d", soft, room, connections
     )

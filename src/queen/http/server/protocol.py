@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 
 from queen.concurrency import EagerFuture
 from queen.http.server.errors import RETRY_SOON, failure_response
+from queen.http.server.handshakes import TlsListener
 from queen.http.server.limits import (
     FLOODED_SECONDS,
     Address,
@@ -48,7 +49,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 # Up to this size, copying a body behind its head is cheaper than sending it as a piece of its own.
 JOINED_BODY_BYTES: Final = 16 * 1024
-HANDSHAKE_SECONDS: Final = 10.0
 # What is decrypted at a time at most.
 DECRYPTED_BYTES: Final = 256 * 1024
 # Requests of one connection that are served before other connections are.
@@ -117,6 +117,7 @@ class HttpServer:
         self.statuses: dict[int, int] = {}
         """How many requests were answered, by status."""
         self._servers: list[asyncio.Server] = []
+        self._listeners: list[TlsListener] = []
         self._read_in_turn = 0
         self._waiting_readers: deque[HttpProtocol] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -137,15 +138,17 @@ class HttpServer:
         if self._timer is None:
             self._sweep(loop)
         where: dict[str, Any] = {"host": host, "port": port, "reuse_port": reuse_port}
-        protocol = HttpProtocol if tls is None else _TlsHttpProtocol
         server = await loop.create_server(
-            lambda: protocol(self),
+            lambda: HttpProtocol(self),
             backlog=2048,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_SECONDS if tls is not None else None,
+            # With TLS it only binds.
+            start_serving=tls is None,
             **(where if listening is None else {"sock": listening}),
         )
         self._servers.append(server)
+        if tls is not None:
+            listener = TlsListener(server.sockets, tls, lambda: _TlsHttpProtocol(self), self._count_dropped)
+            self._listeners.append(listener)
         return server
 
     async def shutdown(self, grace_seconds: float) -> None:
@@ -154,6 +157,8 @@ class HttpServer:
         Every callback in `shutting_down` is called first, so that parked requests can be answered at once.
         """
         self.closing = True
+        for listener in self._listeners:
+            listener.close()
         for server in self._servers:
             server.close()
         for callback in self.shutting_down:
@@ -195,6 +200,9 @@ class HttpServer:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
+
+    def _count_dropped(self) -> None:
+        self.budget.refused["connections"] += 1
 
     def count_piece(self, connection: HttpProtocol, nbytes: int) -> None:
         """A connection has read a large piece; where all have read too much, it waits for the next turn of the loop."""
