@@ -2159,7 +2159,7 @@ export interface paths {
          * Lease the next items (as mqueue does)
          * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease expires are given again.
          *
-         *     Access: read-only.
+         *     Access: read-write.
          */
         get: operations["dequeueShort"];
         put?: never;
@@ -2181,7 +2181,7 @@ export interface paths {
          * Lease the next items
          * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease expires are given again.
          *
-         *     Access: read-only.
+         *     Access: read-write.
          */
         get: operations["dequeue"];
         put?: never;
@@ -2203,7 +2203,7 @@ export interface paths {
          * Lease the next items of several topics
          * @description In one order of service: by priority, then by the time they became due, then by id.
          *
-         *     Access: read-only.
+         *     Access: read-write.
          */
         get: operations["dequeueMany"];
         put?: never;

@@ -179,6 +179,12 @@ async def test_scopes_open_topics_and_nothing_else(guarded: Api) -> None:
     assert (await reader.call("POST", "/ack", ref)).status == 403
     assert (await both.call("POST", "/ack", ref)).status == 200
     assert (await both.call("GET", "/api/v1/topics/dequeue", namespace="mail", topic="bills")).status == 403
+    # Whoever may only look takes nothing: items whose leases end again and again become dead letters.
+    looking = guarded.bearing(issue("read-only", aud="queen"))
+    assert (await looking.call("GET", "/api/v1/topics/peek", namespace="pay", topic="bills")).status == 200
+    for path in ("/dequeue", "/api/v1/topics/dequeue", "/api/v1/topics/dequeue/many"):
+        assert (await looking.call("GET", path, namespace="pay", topic="bills")).status == 403
+    await looking.close()
     assert (await both.call("POST", "/api/v1/topics/purge", {"namespace": "pay", "topic": "bills"})).status == 403
     assert (await both.call("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 1}]})).status == 403
     for caller in (both, reader):

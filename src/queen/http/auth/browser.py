@@ -93,10 +93,7 @@ class BrowserRules:
 
 def takes_messages(route: Route) -> bool:
     """Whether a GET takes messages, or leases them."""
-    if route.method != "GET" or route.upgrade is not None:
-        return False
-    # In mqueue's scopes, reading a topic includes dequeueing from it.
-    return route.access is Access.READ_WRITE or route.pattern.endswith(("/dequeue", "/dequeue/many"))
+    return route.method == "GET" and route.access is Access.READ_WRITE and route.upgrade is None
 
 
 def is_admitted(origin: str | None, host: str, origins: Collection[str]) -> bool:

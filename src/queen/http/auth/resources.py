@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from queen.errors import Forbidden
+from queen.http.auth.browser import takes_messages
 from queen.http.auth.names import Named, NameReader
 from queen.http.auth.principal import Principal
 from queen.http.server.message import Access, Request, Route
@@ -129,6 +130,9 @@ def check_scopes(principal: Principal, route: Route, named: Named) -> None:
         return
     about_topics = is_about_topics(route)
     needed = route.access if about_topics else Access.READ_WRITE
+    if about_topics and takes_messages(route):
+        # In mqueue's scopes, reading a topic includes dequeueing from it.
+        needed = Access.READ_ONLY
     for namespace, _ in named.topics:
         if not principal.may_use_topics(namespace, needed):
             raise Refused(f"the scopes of the token do not admit this for the namespace {namespace!r}")

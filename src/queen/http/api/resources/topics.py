@@ -135,7 +135,7 @@ async def enqueue(api: Api, request: Request) -> Response:
 @_both(
     "GET",
     f"{_NATIVE}/dequeue",
-    access=Access.READ_ONLY,
+    access=Access.READ_WRITE,
     names=names.topics_in_query,
     id="dequeue",
     summary="Lease the next items",
@@ -156,7 +156,7 @@ async def dequeue(api: Api, request: Request) -> Response:
 @routes.direct(
     "GET",
     f"{_NATIVE}/dequeue/many",
-    access=Access.READ_ONLY,
+    access=Access.READ_WRITE,
     names=names.topics_in_query,
     id="dequeueMany",
     summary="Lease the next items of several topics",
