@@ -24,6 +24,7 @@ from queen.http.server.message import Request, Response
 from queen.http.server.protocol import REQUESTS_AT_A_TIME
 from queen.wire.binary.push import unpacked_bytes
 from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
 from tests.support.ageing import until
 from tests.support.api import Api
 from tests.support.database import Connection
@@ -621,6 +622,23 @@ async def test_topics_take_as_many_items_as_they_say_before_any_is_decoded(api: 
 async def test_a_configuration_is_no_place_for_megabytes(api: Api) -> None:
     answer = await api.call("POST", "/api/v1/configure", {"queue": "q", "options": {"leaseTime": "9" * (5 << 20)}})
     assert answer.status == 413
+    # What begins like a binary push is none elsewhere.
+    assert (await api.call("POST", "/api/v1/configure", data=b"QPB1" + bytes(5 << 20))).status == 413
+    assert (await api.call("POST", "/api/v1/push", data=b"QPB1\1" + bytes(5 << 20))).status == 400
+
+
+async def test_what_unpacks_to_too_much_is_not_unpacked_to_see_whose_queues_it_names(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = await start_server(queen_memory_mb=64, jwt_enabled=True, jwt_secret=SECRET)
+    body = binary_push([Group("q", "p", [("", b'"%b"' % os.urandom(5_000_000).hex().encode())])], compress=True)
+    assert unpacked_bytes(body) > 9 << 20
+    unpacked: list[bytes] = []
+    monkeypatch.setattr("queen.http.auth.resources.decode_binary_push", unpacked.append)
+    limited = api.bearing(issue("read-write", queues=["q"]))
+    assert (await limited.call("POST", "/api/v1/push", data=body)).status == 413
+    assert not unpacked
+    await limited.close()
 
 
 async def test_a_large_push_is_stored_in_parts_and_answered_in_order(api: Api, connection: Connection) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from queen.errors import Overloaded
+from queen.errors import BadRequest, Overloaded
 from queen.http.server.message import Handler, Request, Response, error_response
 from queen.settings import Settings
 from queen.wire.binary.push import MAGIC, TRANSACTION_MAGIC, unpacked_bytes
@@ -98,6 +98,7 @@ class RequestLimits:
     """Refuses requests that ask for more than the settings allow, before they are decoded."""
 
     def __init__(self, settings: Settings) -> None:
+        self._most_each = settings.body_bytes
         self._limits = {
             "/api/v1/push": _Limit(settings.max_push_items, " (MAX_PUSH_ITEMS)", _count_items, 1, b"]}"),
             "/api/v1/ack/batch": _Limit(settings.max_ack_items, " (MAX_ACK_ITEMS)", _count_acks, 1, b"]}"),
@@ -116,9 +117,12 @@ class RequestLimits:
         route, body = request.route, request.body
         if route is None:
             return None
-        if body.startswith((MAGIC, TRANSACTION_MAGIC)):
-            # Their decoder counts.
-            return None
+        if route.pattern in UNPACKED and body.startswith((MAGIC, TRANSACTION_MAGIC)):
+            # Their decoder counts. It may be asked by the guard first, for the queues that they name.
+            try:
+                return self._refusal_unpacked(body)
+            except BadRequest as error:
+                return error_response(400, str(error))
         limit = self._limits.get(route.pattern)
         if limit is None:
             if len(body) <= _MOST_BYTES or route.pattern in _LISTS:
@@ -133,6 +137,9 @@ class RequestLimits:
         return error_response(
             413, f"The request has more than the {limit.most} items allowed{limit.setting}: send several requests"
         )
+
+    def _refusal_unpacked(self, body: bytes) -> Response | None:
+        return _too_large_unpacked(self._most_each) if unpacked_bytes(body) > self._most_each else None
 
 
 UNPACKED: Final = frozenset({"/api/v1/push", "/api/v1/transaction"})
@@ -160,7 +167,7 @@ class Unpacking:
     def _serve(self, request: Request, handler: Handler) -> Response | Awaitable[Response]:
         nbytes = unpacked_bytes(request.body)
         if nbytes > self._most_each:
-            return error_response(413, f"The request body unpacks to more than the {self._most_each} bytes allowed")
+            return _too_large_unpacked(self._most_each)
         if self._held and self._held + nbytes > self._most:
             raise Overloaded("the server holds too many request bodies just now; nothing was done, try again soon")
         self._held += nbytes
@@ -178,6 +185,10 @@ class Unpacking:
 
     def _give_back(self, nbytes: int) -> None:
         self._held -= nbytes
+
+
+def _too_large_unpacked(most: int) -> Response:
+    return error_response(413, f"The request body unpacks to more than the {most} bytes allowed")
 
 
 def _count_items(body: bytes) -> int:
