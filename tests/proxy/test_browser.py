@@ -139,6 +139,17 @@ async def test_an_account_is_linked_by_a_verified_address(start_proxy: StartProx
             pass
         async with site.client.get(f"{site.url}/api/me") as answer:
             assert (await answer.json())["username"] == "eva", "by the address, and then by the identity"
+    # The address now belongs to another person.
+    provider.claims |= {"email": "eva@example.com", "sub": "43"}
+    site.client.cookie_jar.clear()
+    async with site.client.get(f"{site.url}/api/auth/oidc") as answer:
+        assert answer.url.query["error"] == "not_allowed"
+    async with site.client.get(f"{site.url}/api/me") as answer:
+        assert answer.status == 401
+    # Another provider that vouches for it is one that was set.
+    await site.proxy.login.users.link_identity(await site.proxy.login.users.named("eva"), "https://former 42")
+    async with site.client.get(f"{site.url}/api/auth/oidc"), site.client.get(f"{site.url}/api/me") as answer:
+        assert (await answer.json())["username"] == "eva"
 
 
 @pytest.mark.parametrize(

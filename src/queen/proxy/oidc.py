@@ -188,7 +188,14 @@ class OpenId:
         if user is None:
             user = await users.by_email(email)
             if user is not None:
-                await (users.link_google(user, subject) if self._google else users.link_identity(user, identity))
+                linked = await (
+                    users.link_google(user, subject) if self._google else users.link_identity(user, identity)
+                )
+                if not linked:
+                    # Addresses are given to other people in time; what a person may do must not be.
+                    raise SignInFailed(
+                        "not_allowed", f"the user {user.username} signs in with another account that had {email!r}"
+                    )
             elif self.provider.auto_provision:
                 user = await self._provision(email, subject, identity)
             else:

@@ -108,11 +108,13 @@ class UserStore:
             raise Conflict(f"there is a user with the name {username!r}{other} already")
         return User.from_record(record)
 
-    async def link_google(self, user: User, subject: str) -> None:
-        await self._pool.execute(self._sql["link_google"], user.id, subject)
+    async def link_google(self, user: User, subject: str) -> bool:
+        """False where the user is linked to another account already."""
+        return await self._pool.fetchval(self._sql["link_google"], user.id, subject) is not None
 
-    async def link_identity(self, user: User, identity: str) -> None:
-        await self._pool.execute(self._sql["link_identity"], user.id, identity)
+    async def link_identity(self, user: User, identity: str) -> bool:
+        """The same; an identity at another issuer is replaced."""
+        return await self._pool.fetchval(self._sql["link_identity"], user.id, identity) is not None
 
     async def set_password(self, user: User, password_hash: str) -> None:
         await self._pool.execute(self._sql["set_password"], user.id, password_hash)

@@ -38,12 +38,18 @@ ON CONFLICT DO NOTHING
 RETURNING *;
 
 -- name: link_google
--- Let a user sign in with Google from now on.
-UPDATE queen_proxy.users SET google_sub = $2, updated_at = now() WHERE id = $1;
+-- Let a user sign in with Google from now on. No row: it is linked to another account there.
+UPDATE queen_proxy.users SET google_sub = $2, updated_at = now()
+WHERE id = $1 AND (google_sub IS NULL OR google_sub = $2)
+RETURNING id;
 
 -- name: link_identity
--- Let a user sign in with a provider from now on.
-UPDATE queen_proxy.users SET oidc_identity = $2, updated_at = now() WHERE id = $1;
+-- Let a user sign in with a provider from now on. No row: it is linked to another account of the same issuer.
+UPDATE queen_proxy.users SET oidc_identity = $2, updated_at = now()
+WHERE id = $1
+  AND (oidc_identity IS NULL OR oidc_identity = $2
+       OR split_part(oidc_identity, ' ', 1) <> split_part($2, ' ', 1))
+RETURNING id;
 
 -- name: set_password
 -- A new hash; the user is no longer locked.
