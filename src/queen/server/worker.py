@@ -197,9 +197,16 @@ class Worker:
             admitted = guard(request) if refusal is None else refusal
             return await admitted if inspect.isawaitable(admitted) else admitted
 
+        async def counted(request: Request, answer: Response | Awaitable[Response | None]) -> Response | None:
+            refusal = answer if isinstance(answer, Response) else await answer
+            # Guessing is limited, too: no handler counts what is refused here.
+            return refusal if refusal is None else await ip_limit.refusal(request) or refusal
+
         def gate_with_limit(request: Request) -> Response | Awaitable[Response | None] | None:
-            holding = request.route is not None and request.route.holds_connection
-            return limited(request) if holding else gate(request)
+            if request.route is not None and request.route.holds_connection:
+                return limited(request)
+            answer = gate(request)
+            return answer if answer is None else counted(request, answer)
 
         return gate_with_limit
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.conftest import StartServer
+from tests.http.auth.issuer import SECRET, issue
 from tests.redis.redis_server import RedisServer
 from tests.support.topic_api import TopicApi, item
 
@@ -26,6 +27,23 @@ async def test_an_address_is_refused_once_it_has_used_up_its_minute(start_server
     assert 1 <= int(refused.headers["Retry-After"]) <= 60
     # Whoever looks whether the server lives is not counted.
     assert (await api.call("GET", "/health")).status == 200
+
+
+async def test_what_is_refused_for_its_token_counts_too(start_server: StartServer) -> None:
+    api = await start_server(ip_limit_per_minute=6, jwt_enabled=True, jwt_secret=SECRET)
+    guessing, limited = api.bearing("a.b.c"), api.bearing(issue("read-write", queues=["mine"]))
+    for caller, path, status in (
+        (guessing, "/api/v1/status", 401),
+        (limited, "/api/v1/status", 403),
+        (limited, "/api/v1/pop/queue/theirs", 403),
+        (limited, "/api/v1/pop/queue/mine", 204),
+    ):
+        assert (await caller.call("GET", path)).status == status
+    statuses = [(await guessing.call("GET", "/api/v1/status")).status for _ in range(4)]
+    assert statuses == [401, 401, 429, 429]
+    assert (await limited.call("GET", "/api/v1/pop/queue/mine")).status == 429
+    for caller in (guessing, limited):
+        await caller.close()
 
 
 async def test_servers_with_redis_count_together_and_fail_open(start_server: StartServer, redis: RedisServer) -> None:
