@@ -125,6 +125,7 @@ def test_what_a_token_says_is_shown(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     ("arguments", "said"),
     [
         (("x", "--role", "king"), "role must be one of admin, read-write, read-only, not 'king'"),
+        (("two\nlines",), "the token would not be valid: the claim sub is not text of up to 1024 printable characters"),
         (("x", "--expires", "soon"), "--expires=soon: expected a time such as 15m"),
     ],
 )

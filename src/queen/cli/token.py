@@ -12,7 +12,7 @@ from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from queen.cli.common.tree import command, group
 from queen.errors import QueenError
-from queen.http.auth.principal import ROLES, TokenRefused
+from queen.http.auth.principal import ROLES, ClaimError, ClaimNames, TokenRefused
 from queen.http.auth.tokens import TokenVerifier, read_claims
 from queen.proxy.settings import parse_duration
 from queen.settings import Settings, look_up
@@ -61,6 +61,11 @@ def create(
     ):
         if patterns:
             claims[claim] = patterns
+    try:
+        ClaimNames.from_settings(settings).principal(claims)
+    except ClaimError as error:
+        # A server would refuse every request that carries it.
+        raise QueenError(f"the token would not be valid: {error}") from error
     key, algorithm = _signing_key(settings)
     print(jwt.encode({"alg": algorithm}, claims, key, algorithms=[algorithm]))
 
