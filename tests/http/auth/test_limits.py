@@ -634,7 +634,7 @@ async def test_what_unpacks_to_too_much_is_not_unpacked_to_see_whose_queues_it_n
     body = binary_push([Group("q", "p", [("", b'"%b"' % os.urandom(5_000_000).hex().encode())])], compress=True)
     assert unpacked_bytes(body) > 9 << 20
     unpacked: list[bytes] = []
-    monkeypatch.setattr("queen.http.auth.resources.decode_binary_push", unpacked.append)
+    monkeypatch.setattr("queen.http.auth.names.decode_binary_push", unpacked.append)
     limited = api.bearing(issue("read-write", queues=["q"]))
     assert (await limited.call("POST", "/api/v1/push", data=body)).status == 413
     assert not unpacked
