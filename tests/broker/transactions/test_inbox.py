@@ -305,7 +305,8 @@ BAD: list[tuple[str, str, str]] = [
     ("queen.push_items('[1]')", "22023", "each item must be an object, not number (at items[0])"),
     ('queen.push_items(\'[{"queue": "q"}, {"qeue": 1}]\')', "22023", 'unknown field "qeue" (at items[1])'),
     ("queen.push_items('[{\"queue\": 1}]')", "22023", "queue must be a string, not number (at items[0])"),
-    ("queen.push_items('[{\"payload\": 1}]')", "22004", "queue must not be null"),
+    ("queen.push_items('[{\"payload\": 1}]')", "22004", "queue must not be null (at items[0])"),
+    ('queen.push_items(\'[{"queue": "q"}, {"queue": "q", "payload": 1, "data": 2}]\')', "22023", "(at items[1])"),
     ("queen.enqueue('', 't', '1')", "22023", "namespace must not be empty"),
     ("queen.enqueue('ns', NULL, '1')", "22004", "topic must not be null"),
     ("queen.enqueue('ns', 't', NULL)", "22004", "payload must not be null"),
@@ -330,6 +331,7 @@ BAD: list[tuple[str, str, str]] = [
     (_enqueue_item('"deliver_after": "tomorrow"'), "22007", 'deliver_after is no time: "tomorrow" (at items[0])'),
     (_enqueue_item('"deliver_after": "2030-31-01T12:00:00Z"'), "22008", "(at items[0])"),
     (_enqueue_item('"delay": -1'), "22023", "delay must not be negative (at items[0])"),
+    (_enqueue_item('"idempotency_key": "\\u0001"'), "22023", "key must not contain control characters (at items[0])"),
     (_enqueue_item('"priority": "1"'), "22P02", "priority must be a number, not string (at items[0])"),
 ]
 
@@ -394,6 +396,15 @@ async def test_a_time_without_a_zone_is_utc_in_any_session(topics: TopicApi, con
     await connection.execute("SELECT queen.enqueue_items($1)", json.dumps(items))
     await drained(connection)
     assert await connection.fetchval("SELECT deliver_after = '2030-01-31T12:00:00Z' FROM queen.topic_items")
+
+
+async def test_items_are_the_same_where_backslashes_are_escapes(topics: TopicApi, connection: Connection) -> None:
+    """Applications that set this are old, but PostgreSQL 18 still takes it."""
+    await connection.execute("SET standard_conforming_strings = off")
+    items = [{"namespace": "ns", "topic": "t\\t", "data": '\\ \n "', "deliver_after": "2020-01-31T12:00:00.25+01:00"}]
+    await connection.execute("SELECT queen.enqueue_items($1)", json.dumps(items))
+    await drained(connection)
+    assert values(await topics.dequeue(namespace="ns", topic="t\\t")) == ['\\ \n "']
 
 
 async def test_the_first_and_the_last_moment_that_may_be_given_arrive(topics: TopicApi, connection: Connection) -> None:
