@@ -72,6 +72,8 @@ async def leave(how: str) -> None:
     """End with what is no ordinary error."""
     if how == "cancelled":
         raise asyncio.CancelledError
+    if how == "interrupted":
+        raise KeyboardInterrupt
     sys.exit(7)
 
 

@@ -366,6 +366,7 @@ async def test_a_task_cannot_end_its_worker(shop: Shop) -> None:
         for call, text in (
             (module.leave.s("exit"), r"the task called sys\.exit\(7\)"),
             (module.leave.s("cancelled"), "something that the task waited for was cancelled"),
+            (module.leave.s("interrupted"), "the task raised KeyboardInterrupt"),
             (module.leave_thread.s(), r"the task called sys\.exit\(7\)"),
         ):
             with pytest.raises(JobFailed, match=text):

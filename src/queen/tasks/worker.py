@@ -190,7 +190,9 @@ class Worker:
             return await loop.run_in_executor(
                 self._threads, lambda: inside.run(task.function, *step.args, **step.kwargs)
             )
-        # Neither may end the worker, and the other jobs with it.
+        except (Exception, GeneratorExit):
+            raise
+        # None of the others may end the worker, and the other jobs with it: Ctrl-C is a signal that it handles.
         except SystemExit as error:
             raise RuntimeError(f"the task called sys.exit({error.code!r})") from error
         except asyncio.CancelledError as error:
@@ -198,6 +200,8 @@ class Worker:
             if this is not None and this.cancelling():
                 raise
             raise RuntimeError("something that the task waited for was cancelled") from error
+        except BaseException as error:
+            raise RuntimeError(f"the task raised {text_of_error(error)}") from error
         finally:
             with contextlib.suppress(ValueError):
                 _current.reset(token)
