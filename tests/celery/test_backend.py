@@ -77,6 +77,11 @@ def test_a_part_of_a_chord_is_stored_and_counted_in_one_request(app: Celery, req
     assert app.AsyncResult("part").get(timeout=60) == 8
 
 
+def test_a_result_that_is_too_large_says_so(app: Celery) -> None:
+    with pytest.raises(ValueError, match="the result of a task may have 1048576 bytes with its meta data, not 20001"):
+        app.backend.mark_as_done("large", "x" * 2_000_000)
+
+
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
 def test_an_error_of_any_size_is_stored_as_far_as_a_key_takes_it(app: Celery, serializer: str) -> None:
     app.conf.update(result_serializer=serializer, result_accept_content=["json", "pickle"], result_extended=True)

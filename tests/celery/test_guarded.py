@@ -75,6 +75,16 @@ def test_a_worker_runs_tasks_with_a_limited_token(
     tasks.app.close()
 
 
+def test_an_admin_with_a_limited_token_purges_a_queue(guarded: tuple[Host, Path]) -> None:
+    served, certificate = guarded
+    token = issue("admin", namespaces=["shop", "shop/*"])
+    url = f"queens://:{token}@127.0.0.1:{served.port}/shop?ssl_ca_certs={certificate}"
+    with Connection(url) as connection:
+        queue = connection.SimpleQueue("purged")
+        queue.put(1)
+        assert queue.clear() == 1
+
+
 def test_a_certificate_that_nobody_vouches_for_is_refused(guarded: tuple[Host, Path]) -> None:
     served, _ = guarded
     with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):

@@ -203,6 +203,27 @@ def test_a_queue_can_be_counted_purged_and_deleted(connection: Connection) -> No
         queue.queue_declare(passive=True)
 
 
+def test_a_purge_leaves_what_a_consumer_has_and_has_not_acknowledged(connection: Connection) -> None:
+    publish(connection, *range(3))
+    queue = Queue("jobs")(connection.default_channel)
+    first = queue.get()
+    assert queue.purge() == 2
+    first.requeue()
+    again = queue.get()
+    assert again.payload == 0
+    again.ack()
+    assert queue.purge() == 0
+
+
+def test_messages_of_a_queue_with_a_ttl_expire(connection: Connection, namespace: Namespace) -> None:
+    Queue("jobs", message_ttl=3600)(connection.default_channel).declare()
+    Queue("others", queue_arguments={"x-max-length": 3})(connection.default_channel).declare()
+    publish(connection, "soon stale")
+    publish(connection, "kept", queue="others")
+    (item,), (other,) = (namespace.queen.topic(namespace.name, topic).peek() for topic in ("jobs", "others"))
+    assert (item["expires_at"] is not None, other["expires_at"]) == (True, None)
+
+
 def test_an_expiration_becomes_the_time_to_live_of_the_item(connection: Connection, namespace: Namespace) -> None:
     publish(connection, "soon stale", expiration=3600)
     (item,) = namespace.queen.topic(namespace.name, "jobs").peek()

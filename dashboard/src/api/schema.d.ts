@@ -2657,7 +2657,7 @@ export interface paths {
         put?: never;
         /**
          * Remove all items of a topic
-         * @description Leased ones too; dead letters and options stay.
+         * @description Leased ones too, unless `leased` is false; dead letters and options stay.
          *
          *     Access: admin.
          */
@@ -5873,6 +5873,16 @@ export interface components {
             messages: number;
             duplicates: number;
             repeated: boolean;
+        };
+        /**
+         * PurgeBody
+         * @description A topic whose items are removed.
+         */
+        PurgeBody: {
+            namespace: string;
+            topic: string;
+            /** @default true */
+            leased?: boolean;
         };
         /**
          * Purged
@@ -20091,7 +20101,7 @@ export interface operations {
         };
         requestBody: {
             content: {
-                "application/json": components["schemas"]["TopicName"];
+                "application/json": components["schemas"]["PurgeBody"];
             };
         };
         responses: {

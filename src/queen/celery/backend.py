@@ -279,6 +279,9 @@ class QueenBackend(KeyValueStoreBackend):
         encoded = self.encode(meta)
         if not _fits(encoded):
             encoded = self.encode(_shortened(meta))
+            if not _fits(encoded):
+                size = len(msgspec.json.encode(_stored(encoded)))
+                raise ValueError(f"the result of a task may have {_LARGEST_VALUE} bytes with its meta data, not {size}")
         return {"op": "put", "key": self.get_key_for_task(task_id), "value": _stored(encoded), **self._expiry()}
 
     def __reduce__(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:

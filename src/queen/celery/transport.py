@@ -209,6 +209,12 @@ class Channel(virtual.Channel):
 
     # Declaring
 
+    def prepare_queue_arguments(self, arguments: Any, message_ttl: float | None = None, **kwargs: Any) -> Any:
+        """The arguments of a queue: what Kombu has as an option of its own and is supported becomes one of them."""
+        if message_ttl is None:
+            return arguments
+        return {**(arguments or {}), "x-message-ttl": round(message_ttl * 1000)}
+
     def _new_queue(self, queue: str, **options: Any) -> None:
         arguments: Mapping[str, Any] = options.get("arguments") or {}
         connection: Transport = self.connection
@@ -263,7 +269,8 @@ class Channel(virtual.Channel):
             self._bindings.remove([Binding(exchange, self.typeof(exchange).type, routing_key, queue)])
 
     def _purge(self, queue: str) -> int:
-        body = {"namespace": self._address.namespace, "topic": queue}
+        # What consumers have got and not acknowledged stays, as with AMQP: should they die, it is delivered again.
+        body = {"namespace": self._address.namespace, "topic": queue, "leased": False}
         return int(_removed.decode(self._link.post(f"{_TOPICS}/purge", body))["removed"])
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **kwargs: Any) -> None:

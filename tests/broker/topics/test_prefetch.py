@@ -204,6 +204,16 @@ async def test_peek_shows_what_waits_and_purge_removes_it(topics: TopicApi) -> N
     assert values(await topics.dequeue()) == ["new"]
 
 
+async def test_a_purge_of_what_waits_leaves_the_items_that_consumers_have(topics: TopicApi) -> None:
+    await topics.enqueue(*(item(n) for n in range(4)))
+    await heat(topics)
+    (got,) = await topics.dequeue(limit=1)
+    body = {"namespace": NAMESPACE, "topic": TOPIC, "leased": False}
+    assert (await topics.good("POST", "/purge", body))["removed"] == 3
+    assert await topics.ack({"id": got["id"], "namespace": NAMESPACE, "topic": TOPIC}) == [True]
+    assert await topics.dequeue() == []
+
+
 async def test_at_most_once_items_are_gone_once_handed_out(topics: TopicApi, connection: Connection) -> None:
     await topics.enqueue(*(item(n) for n in range(3)))
     await topics.configure(at_most_once=True)

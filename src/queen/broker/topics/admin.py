@@ -151,14 +151,14 @@ class TopicAdmin:
             return await _shown(self._answers, self._database, "topic_peek_leased", topic.id, limit, offset)
         return await _shown(self._answers, self._database, "topic_peek", topic.id, limit, delayed, offset)
 
-    async def purge(self, key: TopicKey) -> int:
-        """Remove all items of a topic, leased ones too; dead letters and options stay. Returns how many."""
+    async def purge(self, key: TopicKey, *, leased: bool = True) -> int:
+        """Remove all items of a topic, or those that are not leased; dead letters and options stay. Gives how many."""
         topic = await self._catalog.one(key)
-        return await self.remove_items(topic) if topic is not None else 0
+        return await self.remove_items(topic, leased=leased) if topic is not None else 0
 
-    async def remove_items(self, topic: Topic) -> int:
+    async def remove_items(self, topic: Topic, *, leased: bool) -> int:
         removed = 0
-        for statement in ("topic_remove_items", "topic_remove_leased_items"):
+        for statement in ("topic_remove_items", "topic_remove_leased_items") if leased else ("topic_remove_items",):
             while some := len(await self._database.fetch(statement, topic.id, _STEP)):
                 removed += some
         return removed

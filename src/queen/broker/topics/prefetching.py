@@ -295,6 +295,6 @@ class PrefetchingAdmin(TopicAdmin):
             await self._buffers.close([topic])
         return changed
 
-    async def remove_items(self, topic: Topic) -> int:
+    async def remove_items(self, topic: Topic, *, leased: bool) -> int:
         await self._buffers.close([topic])
-        return await super().remove_items(topic)
+        return await super().remove_items(topic, leased=leased)

@@ -236,10 +236,10 @@ class Topics:
         else:
             await self._item_ids.reserve()
 
-    async def purge(self, key: TopicKey) -> int:
+    async def purge(self, key: TopicKey, *, leased: bool = True) -> int:
         """Remove all items of a topic, also those that this host has not stored yet."""
         await self.buffer.await_drained([key[0]])
-        return await self.admin.purge(key)
+        return await self.admin.purge(key, leased=leased)
 
     async def delete(self, key: TopicKey) -> bool:
         """Delete a topic with everything in it, also what this host has not stored yet."""

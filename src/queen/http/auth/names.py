@@ -29,6 +29,7 @@ from queen.wire.topics.requests import (
     decode_enqueue,
     decode_mode,
     decode_names,
+    decode_purge,
     decode_quota,
     decode_topic,
 )
@@ -271,6 +272,11 @@ def topic(request: Request, named: Named) -> None:
 
 def configured_topic(request: Request, named: Named) -> None:
     name = decode_configure(request.body)
+    named.topics.add((name.namespace, name.topic))
+
+
+def purged_topic(request: Request, named: Named) -> None:
+    name = decode_purge(request.body)
     named.topics.add((name.namespace, name.topic))
 
 

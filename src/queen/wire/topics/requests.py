@@ -99,6 +99,13 @@ class TopicName(msgspec.Struct, forbid_unknown_fields=True):
     topic: NameText
 
 
+class PurgeBody(TopicName):
+    """A topic whose items are removed."""
+
+    leased: bool = True
+    """Whether the items that are leased are removed, too."""
+
+
 class ConfigureBody(TopicName):
     """A topic, and the options to set; an option that is not sent stays as it is."""
 
@@ -126,6 +133,7 @@ _acks = msgspec.json.Decoder(list[ItemRef] | ItemRef)
 _nacks = msgspec.json.Decoder(list[NackRef] | NackRef)
 _extends = msgspec.json.Decoder(list[ExtendRef] | ExtendRef)
 _name = msgspec.json.Decoder(TopicName)
+_purge = msgspec.json.Decoder(PurgeBody)
 _configure = msgspec.json.Decoder(ConfigureBody)
 _quota = msgspec.json.Decoder(QuotaBody)
 _mode = msgspec.json.Decoder(ModeBody)
@@ -197,6 +205,12 @@ def decode_topic(body: bytes) -> TopicName:
     name = _decode(_name, body)
     check_topic(name.namespace, name.topic)
     return name
+
+
+def decode_purge(body: bytes) -> PurgeBody:
+    sent = _decode(_purge, body)
+    check_topic(sent.namespace, sent.topic)
+    return sent
 
 
 def decode_configure(body: bytes) -> ConfigureBody:

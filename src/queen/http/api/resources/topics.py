@@ -65,6 +65,7 @@ from queen.wire.topics.requests import (
     ItemRef,
     ModeBody,
     NackRef,
+    PurgeBody,
     QuotaBody,
     TopicName,
     decode_acks,
@@ -74,6 +75,7 @@ from queen.wire.topics.requests import (
     decode_mode,
     decode_nacks,
     decode_names,
+    decode_purge,
     decode_quota,
     decode_topic,
 )
@@ -452,19 +454,19 @@ async def resume(shard: Shard, call: Call[None, TopicName]) -> PausedTopic:
     "POST",
     f"{_NATIVE}/purge",
     access=Access.ADMIN,
-    names=names.topic,
+    names=names.purged_topic,
     placement=by_topic(),
     id="purgeTopic",
     summary="Remove all items of a topic",
-    description="Leased ones too; dead letters and options stay.",
-    body=TopicName,
-    decode=decode_topic,
+    description="Leased ones too, unless `leased` is false; dead letters and options stay.",
+    body=PurgeBody,
+    decode=decode_purge,
     returns={200: PurgedTopic},
     errors=DATABASE,
 )
-async def purge(shard: Shard, call: Call[None, TopicName]) -> PurgedTopic:
-    name = call.body
-    return PurgedTopic(name.namespace, name.topic, await shard.broker.topics.purge((name.namespace, name.topic)))
+async def purge(shard: Shard, call: Call[None, PurgeBody]) -> PurgedTopic:
+    key = (call.body.namespace, call.body.topic)
+    return PurgedTopic(*key, await shard.broker.topics.purge(key, leased=call.body.leased))
 
 
 @routes.on_shard(
