@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
+import math
 import random
 import sys
 import threading
@@ -12,7 +13,8 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from decimal import Decimal
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import aiohttp
@@ -115,7 +117,7 @@ _READ_BUFFER_BYTES = 256 * 1024
 
 T = TypeVar("T")
 
-_decode = msgspec.json.Decoder().decode
+_any = msgspec.json.Decoder()
 # What a server takes, and room for it on a stack.
 _DEEPEST = 20_000
 _DEEP_STACK_BYTES = 64 << 20
@@ -271,25 +273,59 @@ def decode_json(body: bytes) -> Any:
     if not body:
         return None
     try:
-        return decode_nested(_decode, body)
+        return decode_unusual(_any, body)
     except msgspec.DecodeError:
         return body.decode(errors="replace")
 
 
-def decode_nested(decode: Callable[[Any], T], body: bytes | str) -> T:
-    """Decode also what is nested deeper than Python's own code ever is: servers store it, and consumers get it.
+def decode_unusual(decoder: msgspec.json.Decoder[T], body: bytes | str) -> T:
+    """Decode also what `msgspec` does not, or only on a larger stack: servers store any JSON, and consumers get it.
 
-    Raises `QueenError` for what is too deep for this version of Python.
+    Numbers that are too long or too large become `Decimal`. Raises `msgspec.DecodeError`, and `QueenError` for what is
+    nested too deeply for this version of Python.
     """
     try:
-        return decode(body)
+        return decoder.decode(body)
     except RecursionError:
-        pass
+        return _decode_nested(partial(_decode_any_number, decoder), body)
+    except msgspec.ValidationError:
+        try:
+            return _decode_any_number(decoder, body)
+        except RecursionError:
+            return _decode_nested(partial(_decode_any_number, decoder), body)
+
+
+def _decode_any_number(decoder: msgspec.json.Decoder[T], body: bytes | str) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        read = json.loads(body, parse_int=_read_integer, parse_float=_read_float)
+        return msgspec.convert(read, decoder.type)
+
+
+def _read_integer(digits: str) -> int | Decimal:
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
+
+
+def _read_float(digits: str) -> float | Decimal:
+    value = float(digits)
+    return Decimal(digits) if math.isinf(value) else value
+
+
+def _decode_nested(decode: Callable[[bytes | str], T], body: bytes | str) -> T:
     decoded: list[T] = []
+    failed: list[msgspec.DecodeError] = []
 
     def work() -> None:
-        with contextlib.suppress(RecursionError):
+        try:
             decoded.append(decode(body))
+        except RecursionError:
+            pass
+        except msgspec.DecodeError as error:
+            failed.append(error)
 
     limit, stack = sys.getrecursionlimit(), threading.stack_size(_DEEP_STACK_BYTES)
     sys.setrecursionlimit(max(limit, _DEEPEST))
@@ -300,6 +336,8 @@ def decode_nested(decode: Callable[[Any], T], body: bytes | str) -> T:
     finally:
         threading.stack_size(stack)
         sys.setrecursionlimit(limit)
+    if failed:
+        raise failed[0]
     if not decoded:
         raise QueenError("a message is nested too deeply to be decoded")
     return decoded[0]
@@ -308,6 +346,6 @@ def decode_nested(decode: Callable[[Any], T], body: bytes | str) -> T:
 def decode_as(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode a response of a known type; proxies may respond with something else."""
     try:
-        return decode_nested(decoder.decode, body)
+        return decode_unusual(decoder, body)
     except msgspec.DecodeError as error:
         raise ServerError(f"unexpected response, not from a Queen server: {error}: {body[:200]!r}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -66,17 +67,22 @@ async def test_error_of_a_handler_may_have_any_text(queen: Queen) -> None:
     assert counts is not None and counts["dead"] == 3
 
 
+async def push_deep(api: Api, body: bytes) -> None:
+    limit = sys.getrecursionlimit()
+    # As a server of its own has it, which this process is as well.
+    sys.setrecursionlimit(20_000)
+    try:
+        assert (await api.call("POST", "/api/v1/push", data=body)).status == 201
+    finally:
+        sys.setrecursionlimit(limit)
+
+
 @pytest.mark.parametrize("transport", ["http", "websocket"])
 async def test_a_message_that_is_nested_deeply_ends_no_consumer(queen: Queen, api: Api, transport: str) -> None:
     # Deeper than Python 3.11 goes by itself, and not deeper than 3.12 ever does.
     depth, limit = 1_400, sys.getrecursionlimit()
     body = b'{"items": [{"queue": "deep", "payload": %b}, {"queue": "deep", "payload": "next"}]}'
-    # As a server of its own has it, which this process is as well.
-    sys.setrecursionlimit(20_000)
-    try:
-        assert (await api.call("POST", "/api/v1/push", data=body % (b"[" * depth + b"]" * depth))).status == 201
-    finally:
-        sys.setrecursionlimit(limit)
+    await push_deep(api, body % (b"[" * depth + b"]" * depth))
     handled: list[int] = []
 
     async def handle(message: Message) -> None:
@@ -88,6 +94,23 @@ async def test_a_message_that_is_nested_deeply_ends_no_consumer(queen: Queen, ap
     await queen.queue("deep").limit(2).consume(handle, transport=transport)
     assert handled == [depth, 0]
     assert sys.getrecursionlimit() == limit
+
+
+@pytest.mark.parametrize("transport", ["http", "websocket"])
+async def test_a_number_of_any_size_ends_no_consumer(queen: Queen, api: Api, transport: str) -> None:
+    numbers = ("-" + "7" * 5_000, "2.5e400", "[" * 1_400 + "9" * 5_000 + "]" * 1_400)
+    items = b",".join(b'{"queue": "large", "payload": %b}' % number.encode() for number in (*numbers, "3"))
+    await push_deep(api, b'{"items": [%b]}' % items)
+    handled: list[Any] = []
+
+    async def handle(message: Message) -> None:
+        data = message["data"]
+        while isinstance(data, list):
+            data = data[0]
+        handled.append(data)
+
+    await queen.queue("large").limit(4).consume(handle, transport=transport)
+    assert handled == [Decimal("-" + "7" * 5_000), Decimal("2.5e400"), Decimal("9" * 5_000), 3]
 
 
 async def test_handler_may_be_a_plain_function(queen: Queen) -> None:

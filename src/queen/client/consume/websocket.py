@@ -18,7 +18,7 @@ from queen.client.errors import (
     RequestError,
     error_of_status,
 )
-from queen.client.http import HttpClient, decode_nested, encode_json
+from queen.client.http import HttpClient, decode_unusual, encode_json
 from queen.client.types import DEFAULT_PARTITION, Message, Subscription
 
 _PATH = "/ws/v1/consume"
@@ -41,7 +41,7 @@ class _Frame(msgspec.Struct):
     error: str = ""
 
 
-_decode = msgspec.json.Decoder(_Frame).decode
+_frame = msgspec.json.Decoder(_Frame)
 
 
 class WebSocketTransport:
@@ -252,7 +252,7 @@ class _Connection:
         try:
             async for received in self._socket:
                 if received.type is aiohttp.WSMsgType.TEXT:
-                    self._on_frame(decode_nested(_decode, received.data))
+                    self._on_frame(decode_unusual(_frame, received.data))
         finally:
             self._delivered.put_nowait(None)
             for response in self._responses.values():
