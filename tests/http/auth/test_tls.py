@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
+import socket
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -23,6 +24,7 @@ from queen.http.auth.guard import check_security
 from queen.settings import Settings
 from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
+from tests.support.ageing import until
 from tests.support.api import Api
 
 
@@ -125,6 +127,43 @@ async def test_clients_that_begin_no_handshake_are_few_at_a_time(
     assert api.worker.http.budget.refused["connections"] == 14
     for _, writer in (*silent, elsewhere):
         writer.close()
+
+
+async def test_answers_that_nobody_reads_have_a_budget_over_tls_too(start_server: StartServer, tmp_path: Path) -> None:
+    pair = write_pair(tmp_path)
+    api = await start_server(queen_memory_mb=256, **pair)
+    assert api.worker is not None
+    budget = api.worker.http.budget
+    context = ssl.create_default_context(cafile=pair["tls_cert"])
+    place = urlsplit(api.url)
+    opened = []
+    async with (
+        asyncio.timeout(60),
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session,
+    ):
+        items = [{"queue": "q", "payload": "x" * 100_000}] * 20
+        url = api.url.replace("http://", "https://")
+        for _ in range(5):
+            async with session.post(f"{url}/api/v1/push", json={"items": items}) as answer:
+                assert answer.status == 201
+        while budget.outgoing <= budget.alarm:
+            small = socket.socket()
+            small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            small.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(small, (place.hostname, place.port))
+            _, writer = await asyncio.open_connection(sock=small, ssl=context, server_hostname="localhost")
+            opened.append(writer)
+            cast(asyncio.Transport, writer.transport).pause_reading()
+            path = f"/api/v1/pop/queue/q?batch=100&consumerGroup=g{len(opened)}"
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            await asyncio.sleep(0.05)
+        assert budget.outgoing < 20_000_000 * len(opened)
+        # Those who read nothing are cut, and then there is room again.
+        await until(lambda: budget.outgoing <= budget.alarm)
+        async with session.get(f"{url}/api/v1/pop/queue/q?batch=100") as answer:
+            assert len((await answer.json())["messages"]) > 50
+    for writer in opened:
+        writer.transport.abort()
 
 
 async def test_connections_do_not_mix_what_they_send(start_server: StartServer, tmp_path: Path) -> None:

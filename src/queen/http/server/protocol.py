@@ -38,6 +38,7 @@ from queen.http.server.message import (
     encode_stream_head,
     error_response,
 )
+from queen.http.server.paced import PacedConnection
 from queen.http.server.reader import HeadCache, RequestReader
 from queen.http.server.router import Router
 from queen.http.server.tls import common_name
@@ -147,7 +148,7 @@ class HttpServer:
         )
         self._servers.append(server)
         if tls is not None:
-            listener = TlsListener(server.sockets, tls, lambda: _TlsHttpProtocol(self), self._count_dropped)
+            listener = TlsListener(server.sockets, tls, self._over_tls, self._count_dropped)
             self._listeners.append(listener)
         return server
 
@@ -200,6 +201,9 @@ class HttpServer:
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
+
+    def _over_tls(self) -> PacedConnection:
+        return PacedConnection(HttpProtocol(self), self.decrypted)
 
     def _count_dropped(self) -> None:
         self.budget.refused["connections"] += 1
@@ -664,22 +668,6 @@ class HttpProtocol(asyncio.BaseProtocol):
         self._lingering = True
         self._since = self._server.now
         self._transport.write_eof()
-
-
-class _TlsHttpProtocol(HttpProtocol, asyncio.BufferedProtocol):
-    """One connection over TLS.
-
-    What was decrypted comes in a buffer that all connections share: for a protocol without one, every record is read
-    into 256 KB of its own, and the page faults of these cost more than the cryptography.
-    """
-
-    __slots__ = ()
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._server.decrypted
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self.data_received(bytes(self._server.decrypted[:nbytes]))
 
 
 class _StreamWriter:
