@@ -137,7 +137,7 @@ async def run_round(plan: Plan, directory: Path) -> tuple[Totals, list[Violation
             await workload.prepare()
         kinds = possible_kinds(site, plan.faults)
         nemesis = Nemesis(site, history, plan.seed, kinds, plan.pace, storms=plan.storms)
-        found = await _carry_out(plan, stage, workloads, nemesis)
+        found = await carry_out(plan, stage, workloads, nemesis)
         for workload in workloads:
             # Of a round that was broken off in the middle of a fault there is no final state.
             found += await workload.check() if not any(one.kind == _BROKEN_OFF for one in found) else []
@@ -161,15 +161,17 @@ async def run_round(plan: Plan, directory: Path) -> tuple[Totals, list[Violation
     return totals, found
 
 
-async def _carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], nemesis: Nemesis) -> list[Violation]:
-    clients = [
-        asyncio.create_task(client, name=f"{workload.name} {number}")
-        for workload in workloads
-        for number, client in enumerate(workload.clients())
-    ]
+async def carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], nemesis: Nemesis) -> list[Violation]:
+    writers, clients = [], []
+    for workload in workloads:
+        writers += _started(f"writer of {workload.name}", workload.writers())
+        clients += _started(f"client of {workload.name}", workload.clients())
+    clients += writers
     try:
         await _beside(clients, nemesis.run(plan.seconds))
-        stage.producing.set()
+        stage.produced.set()
+        # A last push may take longer than consumers wait for more, and go to the spool.
+        await _beside(clients, _until_ended(writers))
         await _beside(clients, _until_drained(stage.site))
         stage.healed.set()
         done, late = await asyncio.wait(clients, timeout=_DRAIN_SECONDS)
@@ -192,6 +194,10 @@ async def _carry_out(plan: Plan, stage: Stage, workloads: Sequence[Workload], ne
         await asyncio.gather(*clients, return_exceptions=True)
 
 
+def _started(name: str, clients: Sequence[Coroutine[Any, Any, None]]) -> list[asyncio.Task[None]]:
+    return [asyncio.create_task(client, name=f"{name} {number}") for number, client in enumerate(clients)]
+
+
 async def _beside(clients: Sequence[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> None:
     """Run something while the clients run; a client that fails ends it."""
     main = asyncio.create_task(coroutine)
@@ -205,6 +211,15 @@ async def _beside(clients: Sequence[asyncio.Task[None]], coroutine: Coroutine[An
                 await asyncio.gather(main, return_exceptions=True)
                 task.result()
     await main
+
+
+async def _until_ended(writers: Sequence[asyncio.Task[None]]) -> None:
+    if not writers:
+        return
+    _, late = await asyncio.wait(writers, timeout=_SPOOL_SECONDS)
+    if late:
+        names = sorted(task.get_name() for task in late)
+        raise TimeoutError(f"{_SPOOL_SECONDS:.0f} s after the last fault these still write: {names}")
 
 
 async def _until_drained(site: Site) -> None:

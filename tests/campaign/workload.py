@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
@@ -27,10 +28,10 @@ class Stage:
     seed: int
     pause: float = 0.05
     """Seconds that a client waits between two calls, on average."""
-    producing: asyncio.Event = field(default_factory=asyncio.Event)
+    produced: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when nothing more is to be produced."""
     healed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when there are no more faults, and nothing waits in a spool."""
+    """Set when there are no more faults, all producers have ended, and nothing waits in a spool."""
 
 
 class Workload(ABC):
@@ -53,9 +54,13 @@ class Workload(ABC):
         """Make what has to be there before the load; the site is whole."""
         return
 
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        """The clients that give others work. They end when `produced` is set; only then can others find nothing."""
+        return ()
+
     @abstractmethod
     def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        """The clients. Producers end when `producing` is set, consumers when nothing has come for a while after."""
+        """All other clients: they end when nothing has come for a while after `healed` was set."""
 
     @abstractmethod
     async def check(self) -> list[Violation]:
@@ -70,7 +75,10 @@ class Workload(ABC):
         return list(self.history.of(self.name, *ops))
 
     async def pause(self) -> None:
-        await asyncio.sleep(self.chance.uniform(0.2, 1.8) * self.stage.pause)
+        """The pause of a producer; it is over when nothing more is to be produced."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.chance.uniform(0.2, 1.8) * self.stage.pause):
+                await self.stage.produced.wait()
 
     async def back_off(self) -> None:
         await asyncio.sleep(_BACKOFF_SECONDS)

@@ -21,8 +21,8 @@ class DeadLettersWorkload(LogWorkload):
     groups = ("workers",)
     options: ClassVar[dict[str, Any]] = {"retryLimit": 1, "retryDelay": 0}
 
-    def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [*super().clients(), self.redrive()]
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return [*super().writers(), self.redrive()]
 
     def next_items(self, producer: int, sent: int) -> list[list[str]]:
         items = super().next_items(producer, sent)
@@ -43,9 +43,9 @@ class DeadLettersWorkload(LogWorkload):
 
     async def redrive(self) -> None:
         client = self.client("redriver")
-        while not self.stage.producing.is_set():
-            await self.pause()
+        while not self.stage.produced.is_set():
             await client.call("redrive", {}, "POST", "/api/v1/dlq/retry", {"queue": self.queue, "limit": 3})
+            await self.pause()
             await self.back_off()
         await client.close()
 

@@ -25,12 +25,12 @@ class GroupsWorkload(LogWorkload):
     def rules(self) -> Rules:
         return Rules(self.name, LEASE_SECONDS, releases=True)
 
-    def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [*super().clients(), self.seek()]
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return [*super().writers(), self.seek()]
 
     async def seek(self) -> None:
         client = self.client("seeker")
-        while not self.stage.producing.is_set():
+        while not self.stage.produced.is_set():
             await asyncio.sleep(self.chance.uniform(0.5, 2.5))
             given = Counter(partition for call in self.calls("push") if call.ok for partition, _ in call.args["items"])
             if given:

@@ -58,11 +58,11 @@ class LogWorkload(Workload):
     async def prepare(self) -> None:
         await self.configure(self.queue, **self.options)
 
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return [self.produce(number) for number in range(self.producers)]
+
     def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [
-            *(self.produce(number) for number in range(self.producers)),
-            *(self.consume(group, number) for group in self.groups for number in range(self.consumers)),
-        ]
+        return [self.consume(group, number) for group in self.groups for number in range(self.consumers)]
 
     async def check(self) -> list[Violation]:
         return LogChecker(self.calls(), await self.final_log(), self.rules).check()
@@ -85,7 +85,7 @@ class LogWorkload(Workload):
     async def produce(self, number: int) -> None:
         client = self.client(f"producer{number}", number)
         sent = 0
-        while not self.stage.producing.is_set():
+        while not self.stage.produced.is_set():
             items = self.next_items(number, sent)
             sent += len(items)
             await self.push_until_answered(client, items)
@@ -271,12 +271,12 @@ class MovesWorkload(LogWorkload):
         # What waits in the spool of the old shard is sent on one by one, behind what is pushed to the new one.
         return Rules(self.name, LEASE_SECONDS, spooled_in_order=False)
 
-    def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [*super().clients(), self.move()]
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return [*super().writers(), self.move()]
 
     async def move(self) -> None:
         to = 0
-        while not self.stage.producing.is_set():
+        while not self.stage.produced.is_set():
             await asyncio.sleep(self.chance.uniform(1, 4))
             to = 1 - to
             call = self.history.begin(f"{self.name}/mover", "move", {"to": to})

@@ -56,7 +56,7 @@ class StagesWorkload(Workload):
         try:
             publisher = await loop.run_in_executor(thread, connect)
             batch = 0
-            while not self.stage.producing.is_set():
+            while not self.stage.produced.is_set():
                 rows = [self.chance.randint(1, 5) for _ in range(self.tasks)]
                 # A driver that dies after a batch was published and before it has noted that writes it again.
                 for _ in range(1 + (self.chance.random() < 0.2)):

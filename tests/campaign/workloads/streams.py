@@ -40,7 +40,7 @@ class StreamsWorkload(Workload):
     async def produce(self, number: int) -> None:
         client = self.client(f"producer{number}")
         second = 0
-        while not self.stage.producing.is_set():
+        while not self.stage.produced.is_set():
             events = [{"k": f"{key}{number}", "at": second * 1000, "n": 1} for key in "ab"]
             await self._push(client, number, second, events)
             second += 1
@@ -89,7 +89,7 @@ class StreamsWorkload(Workload):
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 while await self._missing():
-                    await self.pause()
+                    await self.back_off()
         except TimeoutError:
             return
 

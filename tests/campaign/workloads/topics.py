@@ -34,16 +34,16 @@ class TopicsWorkload(Workload):
         body = {**self.where, "options": options}
         await self.persist(self.client("setup"), "setup", "POST", "/api/v1/topics/configure", body)
 
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return [self.produce(number) for number in range(self.producers)]
+
     def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [
-            *(self.produce(number) for number in range(self.producers)),
-            *(self.consume(number) for number in range(self.consumers)),
-        ]
+        return [self.consume(number) for number in range(self.consumers)]
 
     async def produce(self, number: int) -> None:
         client = self.client(f"producer{number}", number)
         sent = 0
-        while not self.stage.producing.is_set():
+        while not self.stage.produced.is_set():
             items = []
             for _ in range(self.chance.randint(1, 4)):
                 delay = round(self.chance.uniform(0.1, 2), 2) if self.chance.random() < 0.2 else 0

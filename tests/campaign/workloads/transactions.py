@@ -32,8 +32,8 @@ class TransactionsWorkload(LogWorkload):
         for side in _SINKS:
             await self.configure(self.sink(side))
 
-    def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [*super().clients(), *(self.pair(number) for number in range(2))]
+    def writers(self) -> Sequence[Coroutine[Any, Any, None]]:
+        return [*super().writers(), *(self.pair(number) for number in range(2))]
 
     async def settle(self, client: Recorder, group: str, popped: Call, ids: dict[tuple[str, str], str]) -> None:
         """Message by message: its ack and what becomes of it are one transaction."""
@@ -48,7 +48,7 @@ class TransactionsWorkload(LogWorkload):
     async def pair(self, number: int) -> None:
         """Transactions that only push, to both sides: their order is the same on each."""
         client = self.client(f"pair{number}")
-        while not self.stage.producing.is_set():
+        while not self.stage.produced.is_set():
             await self.transact(client, uuid.uuid4().hex, [], {"of": None})
             await self.pause()
         await client.close()

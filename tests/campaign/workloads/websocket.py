@@ -31,11 +31,7 @@ class WebSocketWorkload(LogWorkload):
         return Rules(self.name, LEASE_SECONDS, releases=True)
 
     def clients(self) -> Sequence[Coroutine[Any, Any, None]]:
-        return [
-            *(self.produce(number) for number in range(self.producers)),
-            *(self.consume_frames(number) for number in range(self.consumers)),
-            self.consume_with_client(),
-        ]
+        return [*(self.consume_frames(number) for number in range(self.consumers)), self.consume_with_client()]
 
     # Plain frames.
 
