@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 from collections.abc import Awaitable, Callable
 
 import asyncpg
@@ -64,6 +66,10 @@ def test_why_postgresql_is_unavailable_is_one_line() -> None:
     except DatabaseUnavailable as error:
         assert unavailable_reason(error) == "the database system is starting up"
     assert unavailable_reason(asyncpg.InternalClientError("cannot switch to state 12")) == "connection lost"
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 5432)")
+    assert unavailable_reason(refused) == "connection refused"
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    assert unavailable_reason(unknown) == "name or service not known"
 
 
 async def test_a_pool_that_is_all_in_use_says_nothing_about_postgresql(

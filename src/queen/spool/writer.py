@@ -205,7 +205,7 @@ class SpoolWriter:
 
     def _refusal(self, error: OSError) -> SpoolRefused:
         if self.healthy:
-            log.error("spool %s cannot be written to: %s", self._root, error)
+            log.error("spool %s cannot be written to: %s", self._root, error.strerror or error)
         self.healthy = False
         return SpoolRefused(
             f"the spool cannot be written to ({error.strerror or error}); nothing was stored, retry later"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from enum import IntEnum
@@ -429,6 +431,10 @@ def unavailable_reason(error: BaseException) -> str:
         return "connection lost"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, OSError) and error.errno is not None:
+        # The number says nothing to an operator, and asyncio's own text repeats the address.
+        text = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
+        return text[:1].lower() + text[1:] if text else str(error)
     # PostgreSQL's details and hints are lines of their own.
     return str(error).partition("\n")[0] or type(error).__name__
 

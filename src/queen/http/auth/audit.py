@@ -193,10 +193,10 @@ class Audit:
             )
         except (QueenError, asyncpg.PostgresError) as error:
             log.error(
-                "%s %s by %s from %s was answered %d, but could not be noted in the audit log: %s",
+                "%s %s by %s from %s was answered %d, but is missing in the audit log: %s",
                 request.method,
                 request.path,
-                request.subject,
+                request.subject or "a client without a token",
                 request.peer,
                 status,
                 error,
