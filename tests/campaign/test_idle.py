@@ -6,7 +6,7 @@ from typing import cast
 
 from tests.campaign.history import History, Outcome
 from tests.campaign.site import Site
-from tests.campaign.workload import LEASE_SECONDS, Idle, Stage
+from tests.campaign.workload import IDLE_SECONDS, Idle, Stage
 from tests.campaign.workloads.websocket import WebSocketWorkload
 from tests.conftest import StartServer
 from tests.support.consumer import consuming
@@ -23,7 +23,7 @@ def test_a_consumer_that_was_cut_off_asks_again_before_it_ends() -> None:
         idle.note(history.end(history.begin("consumer", "pop", {}), outcome), got)
         return idle.long_enough
 
-    long = 2 * LEASE_SECONDS + 1
+    long = IDLE_SECONDS + 1
     assert not asked(long), "there are faults"
     stage.healed.set()
     history.origin -= 10 * long

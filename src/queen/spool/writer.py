@@ -140,8 +140,12 @@ class SpoolWriter:
                 os.fsync(file.fileno())
         except OSError:
             return
+        self._note_success()
+
+    def _note_success(self) -> None:
+        if not self.healthy:
+            log.info("spool %s can be written to again", self._root)
         self.healthy = True
-        log.info("spool %s can be written to again", self._root)
 
     def _append(self, records: Sequence[Record], due_at: float, flush_at: int) -> list[Placed]:
         # The order of a record is not known yet; its encoding has the same length whatever it is.
@@ -160,7 +164,7 @@ class SpoolWriter:
             self._state.withdraw(records, nbytes)
             self._give_up_file()
             raise self._refusal(error) from error
-        self.healthy = True
+        self._note_success()
         if file.records >= self._records_per_file or file.size >= _LARGEST_FILE_BYTES:
             self._finish_file()
         return placed
