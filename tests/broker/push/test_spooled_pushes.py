@@ -411,9 +411,10 @@ async def test_a_spool_that_holds_all_it_may_refuses_with_503(start_server: Star
 
 
 async def test_a_disk_that_is_full_refuses_with_503_and_keeps_what_was_answered(
-    api: Api, proxy: Proxy, connection: Connection
+    api: Api, proxy: Proxy, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A limit on the size of files stands for the end of the disk: a write fails in the middle of a record."""
+    caplog.set_level("INFO")
     accepted: list[str] = []
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     async with proxy.away():
@@ -428,6 +429,7 @@ async def test_a_disk_that_is_full_refuses_with_503_and_keeps_what_was_answered(
             assert answer.headers["Retry-After"]
             assert (await api.call("GET", "/api/v1/system/maintenance")).body["bufferHealthy"] is False
             accepted += [(await api.push("q", "small too"))[0]["message_id"]]
+            assert "can be written to again" in caplog.text
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     await drained(api)

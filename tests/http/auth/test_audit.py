@@ -11,6 +11,7 @@ from tests.conftest import StartServer
 from tests.http.auth.issuer import SECRET, issue
 from tests.support.ageing import until
 from tests.support.api import Api
+from tests.support.proxy import Proxy
 
 NO_RETRIES = {"max_retries": 0}
 
@@ -232,3 +233,15 @@ async def test_old_entries_are_removed(
         return bool(await connection.fetchval("SELECT array_agg(action) = '{new}' FROM queen.audit"))
 
     await until(removed)
+
+
+async def test_what_could_not_be_noted_is_in_the_log_of_the_server(
+    start_server: StartServer, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = await start_server(database_urls=(proxy.dsn,))
+    async with proxy.away():
+        assert (await api.call("DELETE", "/api/v1/resources/queues/q")).status == 503
+    missing = (
+        "/api/v1/resources/queues/q by a client without a token from 127.0.0.1 was answered 503, but is missing in"
+    )
+    assert missing in caplog.text
