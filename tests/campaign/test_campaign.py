@@ -27,7 +27,7 @@ async def test_nothing_is_lost_doubled_or_reordered_whatever_fails(tmp_path: Pat
     totals, violations = await run_round(plan, tmp_path)
     assert not violations, f"{shown(violations)}\nagain: {plan.command}"
     # 28 on a quiet machine; a busy one takes longer over each.
-    assert sum(totals.faults.values()) > 4, f"hardly anything was tried: {totals.faults}"
+    assert sum(totals.faults.values()) > 8, f"hardly anything was tried: {totals.faults}"
 
 
 @pytest.mark.soak
