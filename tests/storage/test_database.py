@@ -66,6 +66,8 @@ def test_why_postgresql_is_unavailable_is_one_line() -> None:
     except DatabaseUnavailable as error:
         assert unavailable_reason(error) == "the database system is starting up"
     assert unavailable_reason(asyncpg.InternalClientError("cannot switch to state 12")) == "connection lost"
+    missing = FileNotFoundError(errno.ENOENT, "No such file or directory")
+    assert unavailable_reason(missing) == "nothing listens on its Unix socket"
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 5432)")
     assert unavailable_reason(refused) == "connection refused"
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")

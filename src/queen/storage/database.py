@@ -19,6 +19,7 @@ from queen.storage.statements import load_statements
 
 log = logging.getLogger(__name__)
 
+
 Record: TypeAlias = asyncpg.Record
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 PooledConnection: TypeAlias = "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]"
@@ -431,6 +432,8 @@ def unavailable_reason(error: BaseException) -> str:
         return "connection lost"
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, FileNotFoundError):
+        return "nothing listens on its Unix socket"
     if isinstance(error, OSError) and error.errno is not None:
         # The number says nothing to an operator, and asyncio's own text repeats the address.
         text = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
