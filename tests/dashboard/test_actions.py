@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Literal
+from typing import Final, Literal
 
 import asyncpg
 import pytest
@@ -11,6 +15,8 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.dashboard.conftest import OpenPage, Site, Window, run_aside
 from tests.support.ageing import block_until
+
+LANGUAGES: Final[Mapping[Literal["curl", "Python"], list[str]]] = {"curl": ["bash"], "Python": [sys.executable, "-"]}
 
 
 def confirm(page: Page, *, effect: str = "", typed: str = "") -> None:
@@ -61,6 +67,27 @@ def test_pushing_a_message_and_undoing_it(window: Window, site: Site) -> None:
     assert len(site.messages("pushed")) == 1
     undo(page)
     assert site.messages("pushed") == []
+
+
+def test_what_is_shown_as_curl_and_as_python_runs_as_it_is_pasted(window: Window, site: Site) -> None:
+    page = window.visit("/queues")
+    page.get_by_role("button", name="Push a message").click()
+    dialog = page.locator("dialog[open]")
+    dialog.locator("[name=queue]").fill('it\'s "pasted" $HOME `id`')
+    dialog.locator("[name=partition]").fill("a'b")
+    # Longer than an argument of a command may be.
+    payload = {"it's": '"quoted" $HOME `id` \\ ü \n', "large": 2**70, "none": None, "long": "x" * 200_000}
+    dialog.locator("[name=payload]").fill(json.dumps(payload))
+    for language, command in LANGUAGES.items():
+        shown(page, language, "pasted")
+        text = dialog.get_by_label(language.lower(), exact=True).inner_text()
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+    page.keyboard.press("Escape")
+    pushed = site.messages('it\'s "pasted" $HOME `id`')
+    assert len(pushed) == 2
+    for one in pushed:
+        assert site.call("GET", f"/api/v1/messages/{one['partitionId']}/{one['transactionId']}")["payload"] == payload
 
 
 def test_creating_configuring_clearing_and_deleting_a_queue(window: Window, site: Site) -> None:
@@ -176,6 +203,8 @@ def test_seek_over_many_partitions_is_done_in_parts_and_undone_from_its_list(win
     page.locator("dialog[open] [name=to]").select_option("end")
     # On a busy machine an estimate comes first.
     expect(page.locator("dialog[open]").get_by_text("1,001 messages would be skipped.", exact=True)).to_be_visible()
+    # By hand it is one call, which does all of it.
+    shown(page, "curl", "-d '{\"toEnd\":true}'")
     confirm(page)
     toast(page, "wanderers moved on 1,001 partitions")
     assert site.lag("wanderers", "wide") == 0
@@ -369,7 +398,9 @@ def test_payloads_are_searched_and_thousands_that_match_are_changed(window: Wind
     assert site.call("GET", "/api/v1/dlq?queue=crowd")["total"] == 250
     window.visit("/messages?queue=crowd&where=city%3DOslo")
     page.get_by_role("button", name="Delete all").click()
-    confirm(page, effect="2,250 messages match", typed="crowd")
+    expect(page.locator("dialog[open]").get_by_text("2,250 messages match")).to_be_visible()
+    shown(page, "curl", "# again with the cursor of its answer, until that is null")
+    confirm(page, typed="crowd")
     toast(page, "2,250 messages deleted")
     everything = {"queue": "crowd", "filter": {}, "limit": 10_000, "dryRun": True}
     assert site.call("POST", "/api/v1/messages/delete", everything)["matched"] == 750

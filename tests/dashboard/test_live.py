@@ -6,7 +6,7 @@ import json
 
 from playwright.sync_api import Browser, Page, Route, expect
 
-from tests.dashboard.conftest import Site, Window, new_context
+from tests.dashboard.conftest import Site, Window, follow, new_context
 
 
 def show(page: Page, state: str) -> None:
@@ -36,6 +36,23 @@ def test_change_is_seen_without_reloading_and_a_hidden_tab_asks_for_nothing(wind
     site.push("seen-live", {"n": 3})
     show(page, "visible")
     pending(page, 3)
+
+
+def test_more_windows_than_a_browser_has_connections_go_on_without_a_stream(browser: Browser, site: Site) -> None:
+    context = new_context(browser)
+    windows = []
+    for _ in range(8):
+        windows.append(context.new_page())
+        windows[-1].goto(site.url)
+        expect(windows[-1].get_by_text("search-index").first).to_be_visible()
+    states = [one.locator(".badge", has_text="live").inner_text() for one in windows]
+    assert states == ["live"] * 4 + ["not live"] * 4
+    site.push("many-windows", 1)
+    follow(windows[-1], "/queues/many-windows")
+    pending(windows[-1], 1)
+    site.push("many-windows", 2)
+    pending(windows[-1], 2)
+    context.close()
 
 
 def test_stream_that_is_cut_is_said_and_opened_again(window: Window, site: Site) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import datetime
 from http.client import HTTPConnection
@@ -111,15 +113,30 @@ def test_page_is_whole_accessible_and_fits(window: Window, path: str, shown: str
     assert not window.watch.problems()
 
 
-def test_pages_without_data_teach_the_next_step(window: Window) -> None:
+def run_python(page: Page, text: str) -> None:
+    """Paste what a page without data offers."""
+    program = page.get_by_label("Python", exact=True)
+    expect(program).to_contain_text(text)
+    subprocess.run([sys.executable, "-"], input=program.inner_text(), text=True, timeout=60, check=True)
+
+
+def test_pages_without_data_teach_the_next_step(window: Window, site: Site) -> None:
     page = window.visit("/messages?queue=order-totals&partition=nowhere")
     expect(page.get_by_text("No message matches")).to_be_visible()
     page.get_by_role("button", name="Show all times").click()
     expect(page).to_have_url(f"{window.url}/messages?queue=order-totals&partition=nowhere&range=all")
     window.visit("/namespaces?namespace=empty")
-    expect(page.get_by_text("queen.topic(")).to_be_visible()
+    run_python(page, "queen.topic(")
+    assert [one["topic"] for one in site.call("GET", "/api/v1/topics/counts?namespace=empty")] == ["thumbnails"]
+    window.visit("/queues/not-yet")
+    expect(page.get_by_text("No such queue")).to_be_visible()
+    run_python(page, "queen.queue(")
+    assert len(site.messages("not-yet")) == 1
+    window.visit("/state?ns=vacant")
+    run_python(page, "queen.kv(")
+    assert site.call("GET", "/api/v1/kv/vacant/order-7")["value"] == {"state": "packed"}
     window.visit("/consumers/no-such-group")
-    expect(page.get_by_text('.group("billing").consume(handle)')).to_be_visible()
+    expect(page.get_by_text('.group("no-such-group").consume(handle)')).to_be_visible()
     assert not violations(page)
     assert not window.watch.problems()
 

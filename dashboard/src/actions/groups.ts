@@ -22,13 +22,16 @@ const PART = 5000
 const AT_ONCE = 150
 const PATIENCE = 60_000
 
-const undone = (group: string, queue: string, seekId: number, cursor?: string) =>
-  call(
+// What is shown does all of it with one call: who does it by hand needs no progress.
+const undone = (group: string, queue: string, seekId: number, cursor?: string) => ({
+  ...call(
     'post',
     '/api/v1/consumer-groups/{group}/queues/{queue}/seek/undo',
     { path: { group, queue }, body: cursor === undefined ? { seekId } : { seekId, limit: PART, cursor } },
     `queen.admin.undo_seek(${[group, queue, seekId].map((one) => pythonValue(one)).join(', ')})`,
-  )
+  ),
+  shown: { seekId },
+})
 
 /** Puts a group back where it was before a seek. */
 export const undoSeek = doing('post /api/v1/consumer-groups/{group}/queues/{queue}/seek/undo', (group: string, queue: string, seek: Schema['KeptSeek']): Action => ({
@@ -79,13 +82,15 @@ export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{que
     meanwhile(said(first))
     return said(keep(await ask(form, PATIENCE)))
   }
-  const part = (form: Form, cursor: string): Call<any> =>
-    call(
+  const whole = (form: Form, cursor?: string): Call<any> => ({
+    ...call(
       'post',
       '/api/v1/consumer-groups/{group}/queues/{queue}/seek',
-      { path: { group, queue }, body: { ...target(form), limit: PART, cursor } },
+      { path: { group, queue }, body: cursor === undefined ? target(form) : { ...target(form), limit: PART, cursor } },
       `queen.admin.seek_consumer_group(${[group, queue, target(form)].map((one) => pythonValue(one)).join(', ')})`,
-    )
+    ),
+    shown: target(form),
+  })
   return {
     title: 'Seek',
     object: `${groupLabel(group)} on ${partition === undefined ? queue : `${queue} / ${partition}`}`,
@@ -110,16 +115,9 @@ export const seekGroup = doing('post /api/v1/consumer-groups/{group}/queues/{que
     calls: (form) => [
       partition !== undefined
         ? seekPartition(group, queue, partition, target(form))
-        : (preview?.partitionsKnown ?? 0) > PARTS_OF
-          ? part(form, '')
-          : call(
-              'post',
-              '/api/v1/consumer-groups/{group}/queues/{queue}/seek',
-              { path: { group, queue }, body: target(form) },
-              `queen.admin.seek_consumer_group(${[group, queue, target(form)].map((one) => pythonValue(one)).join(', ')})`,
-            ),
+        : whole(form, (preview?.partitionsKnown ?? 0) > PARTS_OF ? '' : undefined),
     ],
-    next: (answer: Partial<Schema['Sought']>, form) => (answer.cursor ? part(form, answer.cursor) : undefined),
+    next: (answer: Partial<Schema['Sought']>, form) => (answer.cursor ? whole(form, answer.cursor) : undefined),
     progress: { of: (answer: Partial<Schema['Sought']>) => answer.partitionsUpdated ?? 1, total: () => preview?.partitionsKnown },
     done: () => `${groupLabel(group)} moved on ${preview?.exact === false ? 'about ' : ''}${plural(preview?.partitionsChanged ?? 1, 'partition')} of ${queue}`,
     undo: ([first]) => {

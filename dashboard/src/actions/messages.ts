@@ -157,6 +157,7 @@ function bulk(kind: keyof typeof BULK) {
         ]
       },
       calls: (form) => [step(form, null)],
+      byHand: () => (expected === undefined || expected > CHUNK ? 'again with the cursor of its answer, until that is null' : undefined),
       next: (answer: Schema['BulkDone'], form) => (answer.cursor ? step(form, answer.cursor) : undefined),
       progress: { of: (answer: Schema['BulkDone']) => answer.done, total: () => expected },
       done: (answers) => {

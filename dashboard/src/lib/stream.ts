@@ -2,7 +2,8 @@
  * The server's stream of counters and changes (`GET /api/v1/events`), of which each open page has one.
  *
  * It is read with `fetch`, so that a token can be sent. A hidden tab closes it; one that is cut is opened again, later
- * each time. Where the server refuses it to a token, `version` moves once a second, and pages ask by themselves.
+ * each time. Where the server refuses it to a token, or other windows have too many, `version` moves once a second, and
+ * pages ask by themselves.
  */
 import { computed, reactive, ref, shallowRef } from 'vue'
 import { connection, token } from '@/api/client'
@@ -47,6 +48,11 @@ const SILENT_MS = 5000
 const STEADY_MS = 1000
 const FIRST_RETRY_MS = 500
 const LAST_RETRY_MS = 10_000
+/** Browsers open six connections to a server: with a stream on each, the calls of every window would wait for ever. */
+const MOST_STREAMS = 4
+const windows = new BroadcastChannel('queen.streams')
+let begun = 0
+let older = 0
 let current: AbortController | undefined
 let timer: ReturnType<typeof setTimeout> | undefined
 let failures = 0
@@ -93,10 +99,21 @@ async function read(body: ReadableStream<Uint8Array>, alive: () => void): Promis
   }
 }
 
+windows.onmessage = ({ data }: MessageEvent<{ begins?: number; not?: number }>) => {
+  if (current && data.begins && begun < data.begins) windows.postMessage({ not: data.begins })
+  else if (current && data.not === begun && ++older === MOST_STREAMS) {
+    close()
+    stream.state = 'refused'
+  }
+}
+
 async function connect(): Promise<void> {
   clearTimeout(timer)
   current?.abort()
   const mine = (current = new AbortController())
+  begun = Date.now() + Math.random()
+  older = 0
+  windows.postMessage({ begins: begun })
   let openedAt = Infinity
   let silence: ReturnType<typeof setTimeout> | undefined
   const alive = () => {
