@@ -206,6 +206,31 @@ def test_message_is_shown_beside_its_list_and_can_be_linked_to(window: Window) -
     assert not window.watch.problems()
 
 
+def test_back_closes_what_was_opened_and_leaves_the_page_then(window: Window) -> None:
+    page = window.visit("/queues")
+    page.get_by_role("link", name="Messages", exact=True).first.click()
+    listed = f"{window.url}/messages"
+    expect(page).to_have_url(listed)
+    page.get_by_role("button", name="All", exact=True).click()
+    listed += "?range=all"
+    expect(page).to_have_url(listed)
+    drawer = page.locator(".drawer")
+    page.locator("tbody a.main").first.click()
+    expect(drawer).to_be_visible()
+    page.go_back()
+    expect(drawer).to_be_hidden()
+    expect(page).to_have_url(listed)
+    page.go_forward()
+    expect(drawer).to_be_visible()
+    # Closed by hand it leaves no entry behind either.
+    page.keyboard.press("Escape")
+    expect(drawer).to_be_hidden()
+    expect(page).to_have_url(listed)
+    page.go_back()
+    expect(page).to_have_url(f"{window.url}/queues")
+    assert not window.watch.problems()
+
+
 def test_keyboard_stays_in_a_drawer_and_comes_back(window: Window) -> None:
     page = window.visit("/messages?range=all&queue=orders")
     row = page.locator("tbody a.main").nth(2)

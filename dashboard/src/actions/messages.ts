@@ -3,7 +3,7 @@ import { call, send, type Call, type Schema } from '@/api/client'
 import { adminPython, pythonValue } from '@/api/shown'
 import { doing, type Action, type Effect, type Field, type Form } from '@/lib/actions'
 import { groupLabel, plural } from '@/lib/format'
-import { parseJson } from '@/lib/json'
+import { editable, parseJson } from '@/lib/json'
 import type { MessageFilter } from '@/lib/search'
 
 export interface MessageRef {
@@ -178,7 +178,7 @@ export const editMessage = doing('post /api/v1/push', (message: MessageRef, payl
   verb: 'Send edited message',
   inOrder: true,
   fields: [
-    { name: 'payload', label: 'Payload', kind: 'json', initial: JSON.stringify(payload, null, 2), required: true },
+    { name: 'payload', label: 'Payload', kind: 'json', initial: editable(payload), required: true },
     { name: 'remove', label: 'Delete the old message with its dead letters', kind: 'check', initial: true },
   ],
   changes: (form) => {

@@ -3,7 +3,7 @@ import { call, type Schema } from '@/api/client'
 import { pythonValue } from '@/api/shown'
 import { doing, type Action } from '@/lib/actions'
 import { absolute, bytes, duration, plural } from '@/lib/format'
-import { parseJson } from '@/lib/json'
+import { editable, parseJson } from '@/lib/json'
 
 type Key = Schema['KvListed'] | Schema['KvRow']
 type Ephemeral = Schema['EphemeralQueue']
@@ -39,10 +39,10 @@ export const writeKey = doing('post /api/v1/kv', (namespace: string = '', entry?
     fields: [
       ...(namespace ? [] : [{ name: 'namespace', label: 'Namespace', kind: 'text' as const, required: true, placeholder: 'orders', hint: 'It belongs to the queue of its name.' }]),
       ...(entry ? [] : [{ name: 'key', label: 'Key', kind: 'text' as const, required: true, placeholder: 'order-7' }]),
-      { name: 'value', label: 'Value', kind: 'json', initial: entry ? JSON.stringify(entry.value, null, 2) : '{\n  "state": "held"\n}', required: true },
+      { name: 'value', label: 'Value', kind: 'json', initial: entry ? editable(entry.value) : '{\n  "state": "held"\n}', required: true },
       { name: 'ttl', label: 'Expires after', unit: 'seconds', kind: 'number', initial: entry?.expiresAt ? seconds(entry.expiresAt) : '', hint: 'Empty: never.' },
     ],
-    changes: entry ? (form) => (String(form.value) === JSON.stringify(entry.value, null, 2) ? [] : [{ name: 'value', before: JSON.stringify(entry.value), after: compactJson(String(form.value)) }]) : undefined,
+    changes: entry ? (form) => (String(form.value) === editable(entry.value) ? [] : [{ name: 'value', before: JSON.stringify(entry.value), after: compactJson(String(form.value)) }]) : undefined,
     effect: (form) => [
       { text: entry ? `It is written only over version ${entry.version}, which you see.` : 'It is written only if there is no such key.' },
       { text: form.ttl ? `It expires ${duration(Number(form.ttl))} later.` : 'It does not expire.' },

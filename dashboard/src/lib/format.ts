@@ -15,6 +15,7 @@ export function exact(value: number | null | undefined): string {
 
 export function compact(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return '–'
+  if (Math.abs(value) >= 100 && Math.abs(value) < 1000) return whole.format(value)
   return Math.abs(value) < 10 && !Number.isInteger(value) ? value.toFixed(Math.abs(value) < 1 ? 2 : 1) : short.format(value)
 }
 

@@ -14,5 +14,14 @@ export function parseJson(text: string): unknown {
   )
 }
 
+/** Characters. Browsers take seconds to edit a hundred thousand lines. */
+const MOST_INDENTED = 100_000
+
+/** As people edit it. */
+export function editable(value: unknown): string {
+  const line = JSON.stringify(value)
+  return line.length > MOST_INDENTED ? line : JSON.stringify(value, null, 2)
+}
+
 /** The digits of a number that JavaScript has no number for. */
 export const digits = (value: unknown): string | undefined => (exact.isRawJSON?.(value) ? value.rawJSON : undefined)

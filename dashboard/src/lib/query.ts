@@ -2,20 +2,33 @@
 import { computed, type WritableComputedRef } from 'vue'
 import { useRoute, useRouter } from 'vue-router'
 
+type Values = Record<string, string | number | undefined>
+
 export function useQuery(): {
   text: (name: string, initial?: string) => WritableComputedRef<string>
   number: (name: string, initial: number) => WritableComputedRef<number>
-  set: (values: Record<string, string | number | undefined>) => void
+  set: (values: Values) => void
+  /** Shows something over the page, or elsewhere in it: the browser's Back ends that. */
+  open: (values: Values) => void
+  /** Ends it: where it was opened from the page itself, as Back does. */
+  close: (...names: string[]) => void
 } {
   const route = useRoute()
   const router = useRouter()
 
-  function set(values: Record<string, string | number | undefined>): void {
+  function changed(values: Values) {
     const query = { ...route.query }
     for (const [name, value] of Object.entries(values))
       if (value === undefined || value === '') delete query[name]
       else query[name] = String(value)
-    void router.replace({ query, hash: route.hash })
+    return router.resolve({ query, hash: route.hash })
+  }
+  const set = (values: Values) => void router.replace(changed(values))
+  const open = (values: Values) => void router.push(changed(values))
+  function close(...names: string[]): void {
+    const without = changed(Object.fromEntries(names.map((name) => [name, undefined])))
+    if ((history.state as { back?: string } | null)?.back === without.fullPath) router.back()
+    else void router.replace(without)
   }
 
   const raw = (name: string) => {
@@ -38,5 +51,7 @@ export function useQuery(): {
         set: (value) => set({ [name]: value === initial ? undefined : value }),
       }),
     set,
+    open,
+    close,
   }
 }
