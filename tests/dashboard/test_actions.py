@@ -664,7 +664,7 @@ def test_migration_names_its_target_and_leaves_behind_what_was_chosen(window: Wi
     page.locator("[name=port]").fill("1")
     page.locator("[name=password]").fill("correct horse")
     page.get_by_role("button", name="Test connection").click()
-    expect(page.get_by_role("status").filter(has_text="Connection failed")).to_contain_text("1")
+    expect(page.get_by_role("status").filter(has_text="Connection failed")).to_contain_text("refused")
     expect(naming.get_by_role("alert")).to_have_count(0)
     shown = page.get_by_label("curl", exact=True)
     expect(shown).to_contain_text("/api/v1/migration/test-connection")
