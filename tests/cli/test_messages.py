@@ -255,6 +255,7 @@ def test_dead_letters_are_thrown_away(cli: Cli, name: str) -> None:
     dead(cli, name, "1", "2", "3")
     assert cli("dlq", "purge", name).code == 1
     assert cli("dlq", "purge", name, "--to", "1h ago", "--yes").code == 4
+    assert cli("dlq", "purge", name, "--to", "1h ago", "--dry-run").code == 4
     assert cli("dlq", "purge", name, "--dry-run").out == f"would delete 3 dead letters of {name}\n"
     assert cli("dlq", "drain", "--queue", name, "-n", 1, "--dry-run").code == 0
     assert cli("dlq", "drain", "--queue", name, "-n", 1, "--yes").out == "processed=1 errors=0\n"

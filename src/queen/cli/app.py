@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
@@ -179,7 +181,19 @@ def tree() -> Any:
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line; an error that its user can act on is one line on stderr, not a traceback."""
+    _prepare_streams()
     sys.exit(execute(arguments))
+
+
+def _prepare_streams() -> None:
+    """Have text of any language, and a stream that the shell closed (`>&-`), be no error of a command."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal takes its own encoding only; files and other programs take JSON, which is UTF-8.
+            stream.reconfigure(encoding=None if stream.isatty() else "utf-8", errors="backslashreplace")
 
 
 def execute(arguments: Sequence[str] | None = None, root: Any = None) -> int:

@@ -100,7 +100,8 @@ class KeyValues:
         """Add to a number, which begins at 0; the sum. Only a new key takes the `ttl`."""
         result = await self._run(increment(key, delta, ttl))
         if not result["applied"]:
-            raise QueenError(f"key {key!r} of namespace {self._namespace!r} holds no number")
+            why = "holds no number" if result["reason"] == "type" else "would not fit into 63 bits"
+            raise QueenError(f"key {key!r} of namespace {self._namespace!r} {why}")
         value: int = result["value"]
         return value
 

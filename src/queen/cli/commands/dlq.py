@@ -262,6 +262,8 @@ def purge(
     if dry_run:
         found = _chosen(session, queue, cg, partition, since, until, tx, None)
         session.out.done(f"would delete {len(found)} dead letters of {queue}")
+        if not found:
+            raise NothingFound
         return
     session.confirm(yes, f"deleting dead letters of {queue}")
     answer = check_answer(session.admin.purge_dead_letters(queue, **_selection(cg, partition, since, until, tx)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -84,9 +85,8 @@ def describe(ctx: typer.Context, namespace: NamespaceName, topic: TopicName) -> 
     answer = session.admin.get_topic_counts(namespace, topic)
     found = answer[0] if isinstance(answer, list) and answer else answer
     if not found:
-        raise ServerFailed(
-            f"no topic {topic!r} in namespace {namespace!r}; queen topic list {namespace} shows what there is"
-        )
+        listing = f"queen topic list {shlex.quote(namespace)}"
+        raise ServerFailed(f"no topic {topic!r} in namespace {namespace!r}; {listing} shows what there is")
     session.out.value(found)
 
 

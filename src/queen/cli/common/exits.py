@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -70,10 +71,13 @@ def report(error: Exception) -> int:
         return error.code
     if isinstance(error, QueenError):
         return fail(*explain(error))
+    if isinstance(error, UnicodeEncodeError):
+        # Bytes of an argument that are not UTF-8, which the server would refuse, too.
+        return fail(USER, f"{error.object[:80]!r} is not UTF-8; correct the argument, or the encoding of the terminal")
     # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
     if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
         raise error
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(re.sub(r"^\[Errno -?\d+\]", "", str(error)).split()) or type(error).__name__
     return fail(SERVER, f"{text}; try again, run queen doctor to find the cause")
 
 

@@ -101,8 +101,8 @@ class Output:
 
     def done(self, text: str, answer: Any = None) -> None:
         """The result of an action: a line of text, or the whole response with an output format."""
-        if self.given is not None and self.given not in TABULAR and answer is not None:
-            self._document(self.given, answer)
+        if self.given is not None and self.given not in TABULAR:
+            self._document(self.given, {"message": text} if answer is None else answer)
         elif not self.quiet:
             print(printable(text), file=self._out)
 

@@ -51,9 +51,11 @@ def bench(
     total: Annotated[int, typer.Option("--total", min=1, help="Messages.")] = 10_000,
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Messages of one request.")] = 100,
     partitions: Annotated[int, typer.Option("--partitions", min=1, help="Partitions to spread them over.")] = 4,
-    producers: Annotated[int, typer.Option("--producers", min=1, help="Requests at the same time.")] = 4,
-    consumers: Annotated[int, typer.Option("--consumers", min=1, help="Requests at the same time.")] = 4,
-    payload_size: Annotated[int, typer.Option("--payload-size", min=0, help="Bytes of text in each message.")] = 64,
+    producers: Annotated[int, typer.Option("--producers", min=1, max=1000, help="Requests at the same time.")] = 4,
+    consumers: Annotated[int, typer.Option("--consumers", min=1, max=1000, help="Requests at the same time.")] = 4,
+    payload_size: Annotated[
+        int, typer.Option("--payload-size", min=0, max=10_000_000, help="Bytes of text in each message.")
+    ] = 64,
     skip_pop: Annotated[bool, typer.Option("--skip-pop", help="Only push.")] = False,
     auto_create: Annotated[bool, typer.Option("--auto-create/--no-auto-create", help="Create the queue first.")] = True,
     auto_delete: Annotated[bool, typer.Option("--auto-delete/--keep", help="Delete the queue afterwards.")] = False,
@@ -81,6 +83,7 @@ class _Run:
         self._run = uuid.uuid4().hex[:12]
         self._left = total
         self._popped = 0
+        self._progressed = 0.0
 
     async def measure(self, producers: int, consumers: int, create: bool, delete: bool) -> list[dict[str, Any]]:
         from queen.client.client import Queen
@@ -117,10 +120,12 @@ class _Run:
         self, queen: Queen, name: str, workers: int, work: Callable[..., Awaitable[None]], *more: Any
     ) -> dict[str, Any]:
         latencies: list[float] = []
-        began = time.perf_counter()
+        began = self._progressed = time.perf_counter()
         with self._session.out.progress(name, self._total) as bar:
             await asyncio.gather(*(work(queen, latencies, bar, number, *more) for number in range(workers)))
-        return self._row(name, self._total, time.perf_counter() - began, latencies)
+        # Consumers who find nothing left end later, and what they waited is no time of the messages.
+        messages = self._popped if name == "POP" else self._total
+        return self._row(name, messages, self._progressed - began, latencies)
 
     async def _produce(self, queen: Queen, latencies: list[float], bar: Progress, number: int) -> None:
         text = "x" * self._size
@@ -134,7 +139,8 @@ class _Run:
             ]
             began = time.perf_counter()
             results = await queen.request("POST", "/api/v1/push", {"items": items})
-            latencies.append(time.perf_counter() - began)
+            self._progressed = time.perf_counter()
+            latencies.append(self._progressed - began)
             refused = [result for result in results if result["status"] == "failed"]
             if refused:
                 raise ServerFailed(f"{len(refused)} messages were refused: {refused[0].get('error')}")
@@ -143,8 +149,6 @@ class _Run:
     async def _consume_all(self, queen: Queen, consumers: int) -> list[dict[str, Any]]:
         residency: list[float] = []
         row = await self._phase(queen, "POP", consumers, self._consume, residency)
-        if self._popped < self._total:
-            row = {**row, "messages": self._popped, "perSecond": self._popped / row["seconds"]}
         return [row, self._row("RESIDENCY", self._popped, row["seconds"], residency)]
 
     async def _consume(
@@ -161,7 +165,8 @@ class _Run:
             messages = answer.get("messages", [])
             if not messages:
                 continue
-            latencies.append(time.perf_counter() - began)
+            self._progressed = time.perf_counter()
+            latencies.append(self._progressed - began)
             now = datetime.now(UTC)
             last = time.monotonic()
             self._popped += len(messages)
@@ -171,11 +176,12 @@ class _Run:
     def _row(self, phase: str, messages: int, seconds: float, latencies: Sequence[float]) -> dict[str, Any]:
         ordered = sorted(latencies) or [0.0]
         quantiles = {f"p{q}": ordered[min(len(ordered) - 1, len(ordered) * q // 100)] * 1000 for q in _QUANTILES}
+        per_second = messages / seconds if seconds else 0.0
         return {
             "phase": phase,
             "messages": messages,
             "seconds": seconds,
-            "perSecond": messages / seconds,
-            "megabytesPerSecond": messages * self._size / seconds / 1e6,
+            "perSecond": per_second,
+            "megabytesPerSecond": per_second * self._size / 1e6,
             "latencyMs": {**quantiles, "max": ordered[-1] * 1000},
         }
