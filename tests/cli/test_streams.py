@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -55,3 +56,20 @@ def test_a_full_disk_is_named(server: Served) -> None:
     code, _, err = shell(server, "queen docs --reference > /dev/full")
     assert code == 2
     assert err.startswith("queen: No space left on device; ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("user", "list"), ("shards", "add", "postgresql://127.0.0.1:1/q"), ("backup", "none")],
+)
+def test_a_database_that_does_not_answer_is_named_in_one_line(
+    no_server: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("DATABASE_URLS", "postgresql://127.0.0.1:1/q")
+    monkeypatch.chdir(tmp_path)
+    ran = no_server(*arguments)
+    assert ran.code == 1
+    assert "connection refused" in ran.err
+    assert ("127.0.0.1:1" in ran.err) == (arguments[0] != "user")
+    assert "Errno" not in ran.err
+    assert ran.err.count("\n") == 1

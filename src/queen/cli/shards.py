@@ -12,10 +12,11 @@ import typer
 from queen.broker.sharding.fleet import Fleet, connect_fleet, names_on, view_shards
 from queen.broker.sharding.layout import change_layout, move_namespace, namespace_homes
 from queen.broker.sharding.move import Mover
+from queen.cli.common.exits import UserError
 from queen.cli.common.output import FORMATS, Column, Output
 from queen.cli.common.tree import command, group
 from queen.cli.serve.database import describe_dsn
-from queen.errors import BadRequest, Conflict, QueenError
+from queen.errors import BadRequest, Conflict, DatabaseUnavailable, QueenError
 from queen.settings import Settings
 from queen.storage.migrate import migrate
 from queen.storage.shard_setup import set_up_shards
@@ -82,12 +83,20 @@ def add(
     """
     dsns = list(_dsns())
     if database_url not in dsns:
+        if open_:
+            raise UserError(
+                "DATABASE_URLS does not name it yet: servers that do not know a shard cannot create what belongs "
+                "there. Add it at the end of DATABASE_URLS everywhere, restart the servers, and run this again"
+            )
         dsns.append(database_url)
     number = dsns.index(database_url)
 
     async def join() -> None:
         for dsn in dsns:
-            await migrate(dsn, wait_seconds=1.0)
+            try:
+                await migrate(dsn, wait_seconds=1.0)
+            except DatabaseUnavailable as error:
+                raise DatabaseUnavailable(f"{describe_dsn(dsn)}: {error}") from error
         await set_up_shards(dsns)
         async with connect_fleet(dsns) as fleet:
             layout = await fleet.layout()

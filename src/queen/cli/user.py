@@ -18,6 +18,7 @@ from queen.errors import DatabaseUnavailable, QueenError
 from queen.proxy.passwords import hash_password
 from queen.proxy.settings import ProxySettings, parse_duration
 from queen.proxy.users import ROLES, UserStore, check_role, check_username
+from queen.storage.database import unavailable_reason
 from queen.wire.times import iso_seconds
 
 app = group("Users: people who log in, and their sessions.")
@@ -245,7 +246,7 @@ def _run(settings: ProxySettings, work: Callable[[UserStore], Awaitable[None]]) 
         try:
             pool = await asyncpg.create_pool(dsn, min_size=1, max_size=1, timeout=10)
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {unavailable_reason(error)}") from error
         async with pool:
             users = UserStore(pool)
             await users.prepare()

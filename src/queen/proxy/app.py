@@ -23,6 +23,7 @@ from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
 from queen.proxy.upstream import Upstream, Upstreams
 from queen.proxy.users import UserStore
+from queen.storage.database import unavailable_reason
 
 # What concerns one connection alone, and what must not be believed of a client.
 _NOT_FORWARDED: Final = frozenset(
@@ -91,7 +92,7 @@ class Proxy:
         try:
             self._pool = await asyncpg.create_pool(settings.database_url, min_size=1, max_size=5, timeout=10)
         except (OSError, asyncpg.PostgresError, TimeoutError) as error:
-            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+            raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {unavailable_reason(error)}") from error
         self._users = UserStore(self._pool)
         await self._users.prepare()
         await self._users.forget_sessions()

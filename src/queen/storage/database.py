@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -45,6 +46,7 @@ UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
 # PostgreSQL is available, but another session holds what the statement needs; nothing was done.
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
 
+_ERRNO = re.compile(r"\[Errno (-?\d+)\]")
 
 _POOL_SECONDS = 5.0
 """How long a connection of the pool is waited for, beside the time to open one."""
@@ -428,18 +430,23 @@ def unavailable_reason(error: BaseException) -> str:
     """Why PostgreSQL cannot be used, in one line that says nothing of the driver's inner state."""
     if isinstance(error, DatabaseUnavailable) and error.__cause__ is not None:
         return unavailable_reason(error.__cause__)
-    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | asyncpg.ConnectionDoesNotExistError):
+    # A URL that cannot be read is an InterfaceError as well, and says itself what is wrong.
+    if not isinstance(error, ValueError) and isinstance(
+        error, asyncpg.InterfaceError | asyncpg.InternalClientError | asyncpg.ConnectionDoesNotExistError
+    ):
         return "connection lost"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, FileNotFoundError):
         return "nothing listens on its Unix socket"
-    if isinstance(error, OSError) and error.errno is not None:
-        # The number says nothing to an operator, and asyncio's own text repeats the address.
-        text = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno)
-        return text[:1].lower() + text[1:] if text else str(error)
+    if isinstance(error, socket.gaierror):
+        return str(error.strerror or error).lower()
     # PostgreSQL's details and hints are lines of their own.
-    return str(error).partition("\n")[0] or type(error).__name__
+    text = str(error).partition("\n")[0]
+    if isinstance(error, OSError) and (found := _ERRNO.search(text)):
+        # The number says nothing to an operator, and asyncio adds each address that was tried.
+        return os.strerror(int(found[1])).lower()
+    return text or type(error).__name__
 
 
 class AdvisoryLock(IntEnum):

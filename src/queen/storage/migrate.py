@@ -73,7 +73,7 @@ async def _connect(dsn: str, wait_seconds: float) -> Connection:
             return await asyncpg.connect(dsn, timeout=5)
         except UNAVAILABLE_ERRORS as error:
             if time.monotonic() > deadline:
-                raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {error or type(error).__name__}") from error
+                raise DatabaseUnavailable(f"cannot connect to PostgreSQL: {unavailable_reason(error)}") from error
             await asyncio.sleep(0.2)
 
 

@@ -65,6 +65,8 @@ async def test_a_shard_is_added_filled_and_drained(start_server: StartServer, ds
 
     code, out = await command(dsns[:1], "add", dsns[1])
     assert code == 0 and "is shard 1" in out, out
+    code, out = await command(dsns[:1], "add", dsns[1], "--open")
+    assert code == 1 and "DATABASE_URLS does not name it yet" in out, out
     api = await start_server(database_urls=dsns)
     topics = TopicApi(api)
     code, out = await command(dsns, "add", dsns[1], "--open")

@@ -77,10 +77,12 @@ async def connected(dsn: str, **options: Any) -> Any:
     import asyncpg
 
     from queen.cli.serve.database import describe_dsn
+    from queen.storage.database import unavailable_reason
 
     try:
         return await asyncpg.connect(dsn, timeout=10, **options)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, ValueError) as error:
         raise UserError(
-            f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {error}; check the URL and that it runs"
+            f"PostgreSQL at {describe_dsn(dsn)} cannot be used: {unavailable_reason(error)}; "
+            "check the URL and that it runs"
         ) from error

@@ -11,7 +11,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from queen.cli.common.printable import printable
-from queen.errors import QueenError
+from queen.errors import DatabaseUnavailable, QueenError
 
 OK: Final = 0
 USER: Final = 1
@@ -136,6 +136,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         return SERVER, f"{text}; {_where_to_look(text)}"
     if isinstance(error, RequestError):
         return SERVER, text
+    if isinstance(error, DatabaseUnavailable):
+        return USER, f"{text}; check that it runs, and the URL, PG_HOST or DATABASE_URLS"
     return USER, text
 
 

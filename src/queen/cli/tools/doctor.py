@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import json
 import re
+import shlex
 import shutil
 import socket
 import ssl
@@ -236,7 +237,10 @@ def _groups(queen: Any) -> Iterator[Finding]:
         yield Finding("lag", OK, f"{len(rows)} groups, none behind by more than {age(_LAG_SECONDS)}")
     for row in sorted(behind, key=lambda row: -row["maxTimeLag"])[:5]:
         found = f"{row['name']} on {row['queueName']}: {row['totalLag']} messages, {age(row['maxTimeLag'])}"
-        step = f"add consumers or partitions, or skip: queen group seek {row['name']} {row['queueName']} --to end"
+        names = shlex.join([row["name"], row["queueName"]])
+        # Behind `--` a name may begin with a dash.
+        moved = f"--to end -- {names}" if names.startswith("-") or " -" in names else f"{names} --to end"
+        step = f"add consumers or partitions, or skip: queen group seek {moved}"
         yield Finding("lag", WARN, found, step)
 
 
