@@ -216,7 +216,7 @@ def test_what_is_exported_changes_nothing_when_it_is_applied(
         ("kind: Topic\nnamespace: x\nname: 2026-01-01", "name must be text, not 2026-01-01; put"),
         ("kind: Queue\nname: x\n1: 2", "a Queue has no 1"),
         ("kind: Queue\nname: x\nconfig: {1: 2}", "there is no option 1"),
-        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "document 1 of -: seek-to: 'soon' is not a time"),
+        ("kind: ConsumerGroup\nname: g\nqueue: q\nseek-to: soon", "document 1 of stdin: seek-to: 'soon' is not a time"),
     ],
 )
 def test_bad_documents_are_refused_before_anything_is_done(cli: Cli, text: str, problem: str) -> None:

@@ -20,6 +20,7 @@ from queen.cli.common.arguments import (
     json_lines,
     opened,
     parse_json,
+    source_name,
 )
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError, telling_progress
 from queen.cli.common.output import lookup
@@ -276,9 +277,9 @@ def tx(
     """Apply acknowledgments and pushes in one transaction."""
     session = Session.of(ctx)
     with opened(file) as source:
-        bundle = parse_json(source.read(), str(file))
+        bundle = parse_json(source.read(), source_name(file))
     if not isinstance(bundle, Mapping) or not isinstance(bundle.get("operations"), list) or not bundle["operations"]:
-        raise UserError(f"{file} must be an object with a list of operations that is not empty")
+        raise UserError(f"{source_name(file)} must be an object with a list of operations that is not empty")
     if dry_run:
         kinds = [str(lookup(operation, "type")) for operation in bundle["operations"]]
         session.out.done(f"would apply {len(kinds)} operations: {', '.join(kinds)}", bundle)
@@ -388,7 +389,7 @@ def _values(data: str | None, file: Path | None) -> Iterator[tuple[int, Any]]:
         yield 1, parse_json(data, "--data")
         return
     with opened(file) as source:
-        yield from json_lines(source, str(file or "stdin"))
+        yield from json_lines(source, source_name(file))
 
 
 def _batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -22,6 +22,7 @@ from queen.cli.common.arguments import (
     Yes,
     json_lines,
     opened,
+    source_name,
     writer,
 )
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError
@@ -352,7 +353,7 @@ def import_(
 
     waiting: list[dict[str, Any]] = []
     with opened(file) as source, session.out.progress(f"importing {queue}") as bar:
-        for number, line in json_lines(source, str(file or "stdin")):
+        for number, line in json_lines(source, source_name(file)):
             if not isinstance(line, Mapping) or "data" not in line:
                 raise UserError(f"line {number} has no data; give it what queen queue export writes")
             item = {"queue": queue, "payload": line["data"]}

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from queen.cli.common.arguments import Offset, Yes, json_lines, opened, parse_json
+from queen.cli.common.arguments import Offset, Yes, json_lines, opened, parse_json, source_name
 from queen.cli.common.exits import NothingFound, ServerFailed, UserError, telling_progress
 from queen.cli.common.output import Column
 from queen.cli.common.session import Session
@@ -198,7 +198,7 @@ def enqueue(
     else:
         telling = telling_progress(lambda: len(ids), "items were enqueued")
         with telling, opened(file) as source, session.out.progress(f"enqueueing to {namespace}/{topic}") as bar:
-            for _, value in json_lines(source, str(file or "stdin")):
+            for _, value in json_lines(source, source_name(file)):
                 waiting.append({**common, "data": value})
                 if len(waiting) == batch:
                     send()

@@ -80,6 +80,11 @@ def opened(path: Path | None) -> Iterator[TextIO]:
         yield file
 
 
+def source_name(path: Path | None) -> str:
+    """What errors call a file that `opened` reads."""
+    return "stdin" if path is None or str(path) == "-" else str(path)
+
+
 def json_lines(file: TextIO, name: str = "stdin") -> Iterator[tuple[int, Any]]:
     """The JSON values of a file, one on each line, with the numbers of their lines. Raises `UserError` at a bad one."""
     for number, line in enumerate(file, 1):

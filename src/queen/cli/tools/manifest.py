@@ -27,7 +27,7 @@ import typer
 from queen.cli.commands.queue import OPTION_FLAGS as QUEUE_OPTIONS
 from queen.cli.commands.queue import queue_settings
 from queen.cli.commands.topic import OPTION_FLAGS as TOPIC_OPTIONS
-from queen.cli.common.arguments import QUEUE_MODE, DryRun, Yes, opened, writer
+from queen.cli.common.arguments import QUEUE_MODE, DryRun, Yes, opened, source_name, writer
 from queen.cli.common.exits import NothingFound, UserError
 from queen.cli.common.log import positions
 from queen.cli.common.output import Output
@@ -166,20 +166,21 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
 
     from queen.wire.yaml_text import check_aliases
 
+    name = source_name(path)
     with opened(path) as source:
         try:
             text = source.read()
             check_aliases(text)
             found = [document for document in yaml.safe_load_all(text) if document is not None]
         except yaml.YAMLError as error:
-            raise UserError(f"{path} is not YAML: {error}") from error
+            raise UserError(f"{name} is not YAML: {error}") from error
     names: set[tuple[str, str]] = set()
     for number, document in enumerate(found, 1):
-        _check(document, f"document {number} of {path}")
-        name = (document["kind"], _name(document))
-        if name in names:
-            raise UserError(f"document {number} of {path} names {name[0]} {name[1]!r} a second time")
-        names.add(name)
+        _check(document, f"document {number} of {name}")
+        described = (document["kind"], _name(document))
+        if described in names:
+            raise UserError(f"document {number} of {name} names {described[0]} {described[1]!r} a second time")
+        names.add(described)
     return found
 
 
