@@ -163,3 +163,7 @@ def test_top_fits_the_screen(cli: Cli, terminal: OpenTerminal, name: str) -> Non
     top.until("q quit")
     top.press("q")
     assert top.ended() == 0
+    narrow = terminal("top", "--sort", "name", LINES="60", COLUMNS="44")
+    narrow.until(f"{name}-0 ")
+    narrow.press("q")
+    assert narrow.ended() == 0

@@ -27,6 +27,8 @@ app = group("Watch queues, groups, lag and rates live.")
 
 _FRAME_LINES = 6
 """Lines of the screen that are neither the head nor a queue or a group."""
+_ALL_COLUMNS, _LEAST_NEEDED = 70, ("PROCESSING", "TOTAL")
+"""The width of a terminal in which all columns leave room for names, and those that a narrower one does without."""
 _SORTS = ("pending", "rate", "lag", "name")
 _QUEUES = (
     Column("QUEUE", "name"),
@@ -181,7 +183,8 @@ def _view(
     groups = groups[: max(1, room // 2, room - len(queues))]
     queues = queues[: max(1, room - len(groups))]
     foot = Text(f"sorted by {sort}; p pending, r rate, l lag, n name, q quit", style="dim")
-    return Group(head, "", _table(_QUEUES, queues), "", _table(_GROUPS, groups), "", foot)
+    columns = [column for column in _QUEUES if console.width >= _ALL_COLUMNS or column.heading not in _LEAST_NEEDED]
+    return Group(head, "", _table(columns, queues), "", _table(_GROUPS, groups), "", foot)
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> RenderableType:
