@@ -73,3 +73,16 @@ def test_a_database_that_does_not_answer_is_named_in_one_line(
     assert ("127.0.0.1:1" in ran.err) == (arguments[0] != "user")
     assert "Errno" not in ran.err
     assert ran.err.count("\n") == 1
+
+
+def test_a_path_that_cannot_be_written_is_named_as_such(no_server: Cli) -> None:
+    ran = no_server("cert", "/proc/none")
+    assert (ran.code, ran.err.count("\n")) == (1, 1)
+    assert ran.err.startswith("queen: /proc/none")
+    assert "check the path" in ran.err
+
+
+def test_a_secret_that_can_be_guessed_is_said_in_one_line(server: Served) -> None:
+    code, out, err = shell(server, "queen token create ci", JWT_SECRET="short")
+    assert (code, out.count("."), err.count("\n")) == (0, 2, 1)
+    assert err.startswith("JWT_SECRET has 5 bytes, fewer than the 32 that HS256 needs")

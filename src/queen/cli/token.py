@@ -12,6 +12,7 @@ from joserfc.jwk import ECKey, OctKey, OKPKey, RSAKey
 
 from queen.cli.common.tree import command, group
 from queen.errors import QueenError
+from queen.http.auth.keys import read_secret
 from queen.http.auth.principal import ROLES, ClaimError, ClaimNames, TokenRefused
 from queen.http.auth.tokens import TokenVerifier, read_claims
 from queen.proxy.settings import parse_duration
@@ -100,7 +101,7 @@ def _signing_key(settings: Settings) -> tuple[RSAKey | ECKey | OKPKey | OctKey, 
         raise QueenError("JWT_PRIVATE_KEY: expected an RSA, P-256 or Ed25519 private key in PEM")
     if not settings.jwt_secret:
         raise QueenError("JWT_SECRET is not set: it is what tokens are signed with (or JWT_PRIVATE_KEY, a key in PEM)")
-    return OctKey.import_key(settings.jwt_secret), "HS256" if settings.jwt_algorithm in (
+    return read_secret(settings.jwt_secret), "HS256" if settings.jwt_algorithm in (
         "auto",
         "HS256",
     ) else settings.jwt_algorithm

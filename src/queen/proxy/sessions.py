@@ -17,7 +17,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
 
 from queen.errors import SettingsError
-from queen.http.auth.keys import KeyRing
+from queen.http.auth.keys import KeyRing, read_secret
 from queen.http.auth.principal import ClaimNames, KeyUnknown, TokenRefused, Verified
 from queen.http.auth.tokens import TokenVerifier
 from queen.http.server.message import Access
@@ -70,7 +70,7 @@ class Sessions:
         self._programs = TokenVerifier(
             ring, settings.claim_names, issuers=settings.jwt_issuer, audiences=settings.jwt_audience
         )
-        self._key = OctKey.import_key(settings.jwt_secret)
+        self._key = read_secret(settings.jwt_secret)
         self.external = _external(settings)
         self._live: OrderedDict[str, tuple[float, User | None]] = OrderedDict()
         self._recent: OrderedDict[str, tuple[float, Identity]] = OrderedDict()

@@ -77,6 +77,8 @@ def report(error: Exception) -> int:
     # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
     if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
         raise error
+    if isinstance(error, OSError) and error.filename is not None:
+        return fail(USER, f"{os.fsdecode(error.filename)}: {error.strerror}; check the path, and who may write there")
     text = " ".join(re.sub(r"^\[Errno -?\d+\]", "", str(error)).split()) or type(error).__name__
     return fail(SERVER, f"{text}; try again, run queen doctor to find the cause")
 

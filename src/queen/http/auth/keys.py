@@ -42,6 +42,8 @@ _RETRY_SECONDS: Final = 15.0
 
 # RFC 9864 gave it a better name; identity providers still use the old one.
 warnings.filterwarnings("ignore", "EdDSA is deprecated", SecurityWarning)
+# `read_secret` says so itself, and what to do about it.
+warnings.filterwarnings("ignore", "Key size should be", SecurityWarning)
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class KeyRing:
     def of(cls, algorithm: str, secret: str, public_key: str, jwks_url: str, refresh_seconds: float = 300) -> KeyRing:
         keys: list[Key] = []
         if secret:
-            keys.append(_read_secret(secret))
+            keys.append(read_secret(secret))
         if public_key:
             keys.append(read_public_key(public_key))
         types = {key.key_type for key in keys}
@@ -314,7 +316,8 @@ def _thumbprint(key: Key) -> str:
     return key.thumbprint()
 
 
-def _read_secret(secret: str) -> OctKey:
+def read_secret(secret: str) -> OctKey:
+    """The key of JWT_SECRET; a secret that can be guessed is refused or logged."""
     if "-----BEGIN" in secret:
         # If a public key were accepted as a secret, every client that knows it could sign with it.
         raise SettingsError("JWT_SECRET holds a PEM key: a public key belongs in JWT_PUBLIC_KEY")
