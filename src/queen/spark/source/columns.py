@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +25,6 @@ _LOW48: Final = np.uint64((1 << 48) - 1)
 _HEADER: Final = np.dtype(
     [("version", "u1"), ("count", "<u4"), ("transactions", "<u4"), ("traces", "<u4"), ("producers", "<u4")]
 )
-_KIND_BYTES: Final = 1
 _LENGTHS, _TRANSACTIONS, _TRACES, _PRODUCERS, _PAYLOADS = range(1, 6)
 """What follows the header of a segment, in this order."""
 
@@ -62,31 +60,37 @@ class ColumnBuilder:
 
 def opened(run: SegmentRun, spans: Sequence[Span], envelope: Envelope) -> Iterator[SegmentRun]:
     """The run with bodies that are neither compressed nor encrypted: in pieces, since they may be much larger then."""
+    if len(run.sizes) == 1:
+        # Large segments come one by one: what is done to the vectors of many would cost as much as to open its body.
+        yield _with_bodies(run, [_content(run, 0, run.bodies, spans, envelope)])
+        return
     starts = np.cumsum(run.sizes) - run.sizes
     if run.sizes.all() and not (np.frombuffer(run.bodies, np.uint8)[starts] != PLAIN).any():
         yield run
         return
     bodies: list[bytes] = []
     first = nbytes = 0
-    for place, (base, start, size) in enumerate(
-        zip(run.bases.tolist(), starts.tolist(), run.sizes.tolist(), strict=True)
-    ):
-        try:
-            bodies.append(bytes((PLAIN,)) + envelope.open(run.bodies[start : start + size]))
-        except EnvelopeError as error:
-            raise type(error)(unreadable(spans[run.slot], base, error)) from error
+    for place, (start, size) in enumerate(zip(starts.tolist(), run.sizes.tolist(), strict=True)):
+        bodies.append(_content(run, place, run.bodies[start : start + size], spans, envelope))
         nbytes += len(bodies[-1])
         if nbytes >= BYTES_PER_BATCH:
-            yield _with_bodies(run, first, bodies)
+            yield _with_bodies(run.part(first, place + 1, b""), bodies)
             first, nbytes, bodies = place + 1, 0, []
     if bodies:
-        yield _with_bodies(run, first, bodies)
+        yield _with_bodies(run.part(first, len(run.sizes), b""), bodies)
 
 
-def _with_bodies(run: SegmentRun, first: int, bodies: Sequence[bytes]) -> SegmentRun:
-    """The segments of a run from `first` on that have these bodies now."""
-    part = run.part(first, first + len(bodies), b"".join(bodies))
-    return replace(part, sizes=np.array([*map(len, bodies)], np.int64))
+def _content(run: SegmentRun, place: int, stored: bytes, spans: Sequence[Span], envelope: Envelope) -> bytes:
+    try:
+        return envelope.open(stored)
+    except EnvelopeError as error:
+        raise type(error)(unreadable(spans[run.slot], int(run.bases[place]), error)) from error
+
+
+def _with_bodies(run: SegmentRun, bodies: Sequence[bytes]) -> SegmentRun:
+    """The run with bodies that have been opened."""
+    sizes = np.array([*map(len, bodies)], np.int64)
+    return SegmentRun(run.slot, run.bases, run.counts, run.micros, sizes, run.first_ids, b"".join(bodies), head=0)
 
 
 class _Segments:
@@ -102,7 +106,9 @@ class _Segments:
         self._counts = np.concatenate([run.counts for run in runs])
         self._micros = np.concatenate([run.micros for run in runs])
         self._first_ids = b"".join([run.first_ids for run in runs])
-        self._pieces = self._cut(b"".join([run.bodies for run in runs]), np.concatenate([run.sizes for run in runs]))
+        heads = np.repeat(np.array([run.head for run in runs], np.int64), each)
+        sizes = np.concatenate([run.sizes for run in runs])
+        self._pieces = self._cut(b"".join([run.bodies for run in runs]), heads, sizes)
         self._rows = int(self._counts.sum())
         ends = np.cumsum(self._counts)
         self._within = np.arange(self._rows, dtype=np.int64) - np.repeat(ends - self._counts, self._counts)
@@ -110,19 +116,19 @@ class _Segments:
         self._lengths = np.frombuffer(content(self._piece(_LENGTHS)), np.uint32)
         self.deleted: Flags = self._lengths == DELETED
 
-    def _cut(self, bodies: bytes, sizes: Numbers) -> pa.Array:
+    def _cut(self, bodies: bytes, heads: Numbers, sizes: Numbers) -> pa.Array:
         """Where the columns of each segment lie in its body, if they fit into it."""
         ends = np.cumsum(sizes)
-        starts = ends - sizes
-        self._check(sizes >= _KIND_BYTES + _HEADER.itemsize, "it is cut short")
-        headers = sliding_window_view(np.frombuffer(bodies, np.uint8), _HEADER.itemsize)[starts + _KIND_BYTES]
+        starts = ends - sizes + heads
+        self._check(sizes >= heads + _HEADER.itemsize, "it is cut short")
+        headers = sliding_window_view(np.frombuffer(bodies, np.uint8), _HEADER.itemsize)[starts]
         header = headers.view(_HEADER).reshape(-1)
         self._check(header["version"] == VERSION, "it has an unknown version; it was written by a newer Queen")
         self._check(header["count"] == self._counts, "it holds another number of messages than its row says")
         self._absent = {_TRACES: not header["traces"].any(), _PRODUCERS: not header["producers"].any()}
         cuts = np.empty((len(sizes), 6), np.int64)
-        cuts[:, 0] = starts
-        cuts[:, _LENGTHS] = starts + _KIND_BYTES + _HEADER.itemsize
+        cuts[:, 0] = ends - sizes
+        cuts[:, _LENGTHS] = starts + _HEADER.itemsize
         cuts[:, _TRANSACTIONS] = cuts[:, _LENGTHS] + 4 * self._counts
         for place, name in ((_TRACES, "transactions"), (_PRODUCERS, "traces"), (_PAYLOADS, "producers")):
             cuts[:, place] = cuts[:, place - 1] + header[name]

@@ -92,6 +92,8 @@ class SegmentRun:
     sizes: Numbers
     first_ids: bytes
     bodies: bytes
+    head: int = 1
+    """Bytes before the content of each body: how it is stored, or none when it has been opened."""
 
     @classmethod
     def of(cls, slot: int, frames: Sequence[Frame]) -> SegmentRun:
