@@ -182,6 +182,15 @@ _BAD_YAML = {
     "sources: {a: {files: x}}\nsinks: {s: {from: a, console: true}}": ["p.yaml:1: source 'a' needs 'schema'"],
     "pipeline: ../up\nsources: {a: {rate: 1}}\nsinks: {s: {from: a, console: true}}": ["p.yaml:1: a pipeline's name"],
     "sources: {a-b: {rate: 1}}\nsinks: {s: {from: a-b, console: true}}": ["a name is of letters, digits and '_'"],
+    "sources:\n  a: {queue: x, start: sometime}": ["p.yaml:2: source 'a': start: unknown 'sometime'"],
+    "sources: {a: {rate: 1}}\nsteps:\n  d: {from: a, dedup: []}": ["p.yaml:3: step 'd' needs the columns"],
+    'sources: {a: {rate: 1}}\nsinks:\n  s: {from: a, queue: "x\\0"}': [
+        "p.yaml:3: the name of a queue must not contain control characters (at sink 's')"
+    ],
+    "sources: {a: {rate: 1}}\nsinks:\n  s: {from: a, topic: /work}": [
+        "p.yaml:3: the name of a topic must not be empty"
+    ],
+    "sources: {a: {rate: 1}}\n? [1, 2]\n: 3": ["p.yaml:2: a key must be text"],
     # Everything that is wrong is told at once.
     "sources:\n  a: {queu: x}\n  b: {rate: x}\nsinks:\n  s: {console: true}": ["p.yaml:2:", "p.yaml:3:", "p.yaml:5:"],
 }
@@ -200,6 +209,7 @@ def test_bad_yaml_is_refused_with_what_and_where(tmp_path: Path, text: str) -> N
 _BAD_PYTHON = {
     "x = 1\n": "p.py:1: the file makes no pipeline",
     "x = (\n": "p.py:1: this is no Python",
+    "import sys\nsys.exit()\n": "p.py:2: SystemExit",
     "\nimport nowhere_to_be_found\n": "p.py:2: ModuleNotFoundError",
     "from queen.pipelines import Pipeline\np = Pipeline('p')\np.source('a', rate='x')\n": "p.py:3: 'rate' must be",
     "from queen.pipelines import Pipeline\np = Pipeline('p')\nq = Pipeline('q')\n": "makes 2 pipelines",
@@ -241,6 +251,17 @@ sinks:
         (9, "sink 'other': unknown 'partitoin'; d"),
     ]
     assert "did you mean 'many'?" in str(refused.value)
+
+
+def test_what_is_wrong_with_a_sink_is_said_once(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text("sources: {a: {rate: 1}}\nsinks:\n  s: {console: true}\n  t: {from: [a], console: true}\n")
+    with pytest.raises(DeclarationError) as refused:
+        load(file)
+    assert [problem.text[:26] for problem in refused.value.problems] == [
+        "sink 's' needs 'from', the",
+        "'from' must be text, not [",
+    ]
 
 
 def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path: Path) -> None:

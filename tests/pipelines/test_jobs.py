@@ -166,6 +166,15 @@ async def test_a_row_that_a_table_does_not_take_is_said_with_what_to_do(
         frame = runner.spark.createDataFrame([row], "t string, n int")
         with pytest.raises(PipelineError, match=f"^table public.strict does not take a row: .*{said}.*with expect$"):
             await asyncio.to_thread(TableSink(dsn, "public.strict", "test"), frame, 0)
+    for columns, key, said in (
+        ("t string, u int", (), 'column "u" of'),
+        ("t string, n int", ("t",), "no unique or excl"),
+    ):
+        frame = runner.spark.createDataFrame([("a", 1)], columns)
+        with pytest.raises(
+            PipelineError, match=f"^table public.strict cannot be written: .*{said}.* the unique index on"
+        ):
+            await asyncio.to_thread(TableSink(dsn, "public.strict", "test", key), frame, 0)
     with pytest.raises(PipelineError, match=r'cannot be written: relation "public\.missing" does not exist$'):
         TableSink(dsn, "public.missing", "test").prepare()
     assert await connection.fetchval("SELECT count(*) FROM public.strict") == 0

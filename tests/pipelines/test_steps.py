@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from queen.pipelines.errors import DeclarationError
+from queen.pipelines.loading import load
+from queen.pipelines.queries.planning import plan
+from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineState
 from tests.pipelines.running import Runner
 
@@ -289,3 +292,22 @@ async def test_what_only_spark_can_tell_is_told_with_its_line(runner: Runner, st
         await runner.run(file)
     assert expected in str(refused.value)
     assert "JVM" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sink", "expected"),
+    [
+        ("{from: events, queue: out, partition: nothing}", "pipeline.yaml:3: sink 'x': "),
+        ("{from: events, topic: a/b, priority: n +}", "pipeline.yaml:3: sink 'x': "),
+        ("{from: events, delta: DIR/t, key: [n], delete_when: nothing}", "pipeline.yaml:3: sink 'x': "),
+        ("{from: events, console: true}\ndead_letters: {queue: e, partition: nothing}", "4: sink 'dead_letters': "),
+    ],
+)
+async def test_an_expression_of_a_sink_is_checked_before_anything_runs(
+    runner: Runner, sink: str, expected: str
+) -> None:
+    file = runner.file(f"sources: {{events: {{files: DIR/in, schema: n int}}}}\nsinks:\n  x: {sink}\n")
+    runner.batch({"n": 1})
+    with pytest.raises(DeclarationError) as refused:
+        plan(runner.spark, load(file), Connection("http://localhost:1"))
+    assert expected in str(refused.value)

@@ -76,7 +76,8 @@ def _references(declaration: Declaration, declared: set[str]) -> Iterator[Proble
     names = sorted(declared)
     entries: tuple[Step | Sink, ...] = (*declaration.steps, *declaration.sinks)
     for entry in entries:
-        inputs = entry.inputs if isinstance(entry, Step) else (entry.source,)
+        # A sink without one is a problem of its own.
+        inputs = entry.inputs if isinstance(entry, Step) else (entry.source,) if entry.source else ()
         what = "step" if isinstance(entry, Step) else "sink"
         if not inputs and isinstance(entry, Step) and isinstance(entry.action, Sql):
             yield Problem(entry.where, f"step '{entry.name}' reads from none of the sources and steps")

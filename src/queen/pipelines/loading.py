@@ -30,7 +30,7 @@ def load_module(path: Path) -> ModuleType:
         raise
     except SyntaxError as error:
         raise DeclarationError([Problem(Where(path, error.lineno or 1), f"this is no Python: {error.msg}")]) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise DeclarationError([Problem(Where(path, line_in(path, error)), _said(error))]) from error
     return module
 
@@ -41,7 +41,7 @@ def line_in(path: Path, error: BaseException) -> int:
     return (lines[-1] if lines else None) or 1
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
@@ -140,6 +140,9 @@ class _File:
         if isinstance(node, yaml.MappingNode):
             located = _Located()
             for key, value in node.value:
+                if not isinstance(key, yaml.ScalarNode):
+                    self._reader.report(Where(self._path, key.start_mark.line + 1), "a key must be text")
+                    continue
                 name = str(key.value)
                 if name in located:
                     self._reader.report(Where(self._path, key.start_mark.line + 1), f"'{name}' is given twice")

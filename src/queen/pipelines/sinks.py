@@ -11,10 +11,11 @@ from typing import Any, Final, TextIO
 import psycopg
 from psycopg import sql
 from psycopg.raw_cursor import RawCursor
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
 
 from queen.pipelines.declaration import SINK_OPTIONS, Sink, SinkKind
-from queen.pipelines.errors import DeclarationError, PipelineError, Problem
+from queen.pipelines.errors import DeclarationError, PipelineError, Problem, cause_of
 from queen.pipelines.manifest import Manifest, staged_files
 from queen.pipelines.session import Connection
 from queen.pipelines.tables.locations import Location
@@ -106,6 +107,11 @@ class TableSink:
                 f"table {self._name} does not take a row: {_said(error)}. Change such values in a step, or make dead"
                 " letters of them with expect"
             ) from error
+        except psycopg.ProgrammingError as error:
+            raise PipelineError(
+                f"table {self._name} cannot be written: {_said(error)}. Check its columns, the unique index on"
+                " those of key, and the rights of the role"
+            ) from error
 
     def _merge(self, cursor: psycopg.Cursor[Any], rows: DataFrame) -> int:
         staged = sql.Identifier("queen_pipeline_staged")
@@ -195,7 +201,7 @@ class Sinks:
             def write(rows: DataFrame, batch: int) -> int:
                 count = rows.count()
                 if count:
-                    publish(self.messages(sink, rows), batch)
+                    publish(messages(sink, rows), batch)
                 return count
 
             return write
@@ -218,22 +224,6 @@ class Sinks:
         if "key" in SINK_OPTIONS[sink.kind]:
             return rows
         return rows.select(*_own(rows))
-
-    def messages(self, sink: Sink, rows: DataFrame) -> DataFrame:
-        """Rows as the messages of a queue or topic."""
-        own = [name for name in rows.columns if not name.startswith("_")]
-        columns = functions.struct(*(functions.col(f"`{name}`") for name in own))
-        payload: Column = functions.to_json(columns, _JSON)
-        if "payload" in sink.options:
-            payload = functions.expr(sink.options["payload"]).cast("string")
-        extra = {"partition": "string", "transaction_id": "string", "idempotency_key": "string"}
-        extra |= {"priority": "int", "deliver_after": "timestamp"}
-        others = [
-            functions.expr(sink.options[name]).cast(kind).alias(name)
-            for name, kind in extra.items()
-            if name in sink.options
-        ]
-        return rows.select(payload.alias("payload"), *others)
 
     def batches(self, sink: Sink) -> Write:
         """For a sink that is neither a queue nor a topic."""
@@ -269,14 +259,40 @@ class Sinks:
         )
 
 
-def column_problems(sink: Sink, columns: Sequence[str]) -> list[Problem]:
-    """The columns that a sink names and its rows lack."""
+def messages(sink: Sink, rows: DataFrame) -> DataFrame:
+    """Rows as the messages of a queue or topic."""
+    own = [name for name in rows.columns if not name.startswith("_")]
+    columns = functions.struct(*(functions.col(f"`{name}`") for name in own))
+    payload: Column = functions.to_json(columns, _JSON)
+    if "payload" in sink.options:
+        payload = functions.expr(sink.options["payload"]).cast("string")
+    extra = {"partition": "string", "transaction_id": "string", "idempotency_key": "string"}
+    extra |= {"priority": "int", "deliver_after": "timestamp"}
+    others = [
+        functions.expr(sink.options[name]).cast(kind).alias(name)
+        for name, kind in extra.items()
+        if name in sink.options
+    ]
+    return rows.select(payload.alias("payload"), *others)
+
+
+def sink_problems(sink: Sink, rows: DataFrame) -> list[Problem]:
+    """The columns that a sink names and its rows lack, and the expressions that cannot be computed from them."""
     named = [name for key in ("partition_by", "key", "order_by") for name in _names(sink, key)]
-    return [
+    columns = rows.columns
+    problems = [
         Problem(sink.where, f"sink '{sink.name}' names column '{name}'; '{sink.source}' has {', '.join(columns)}")
         for name in named
         if name not in columns
     ]
+    try:
+        if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
+            messages(sink, rows)
+        elif "delete_when" in sink.options:
+            rows.where(sink.options["delete_when"])
+    except PySparkException as error:
+        problems.append(Problem(sink.where, f"sink '{sink.name}': {cause_of(error)}"))
+    return problems
 
 
 class ConsoleSink:

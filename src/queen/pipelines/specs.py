@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from queen.errors import BadRequest
 from queen.pipelines.declaration import (
     SINK_OPTIONS,
     SOURCE_OPTIONS,
@@ -31,6 +32,7 @@ from queen.pipelines.declaration import (
 )
 from queen.pipelines.errors import PipelineError, Problem, Where
 from queen.pipelines.tables.locations import Location
+from queen.wire.push import check_name
 from queen.wire.times import EXPECTED_DURATION, duration_ms
 
 _LIMITS: Final = ("rows_per_batch", "min_rows_per_batch", "bytes_per_batch", "min_bytes_per_batch")
@@ -38,6 +40,7 @@ _TIMED: Final = ("event_time", "lateness", "expect")
 _WINDOWS: Final = tuple(kind.value for kind in WindowKind)
 _ACTIONS: Final = ("sql", "frame", "each", *_WINDOWS, "join", "dedup")
 _SHARE: Final = re.compile(r"[0-9]*\.?[0-9]+")
+_STARTS: Final = ("earliest", "latest")
 _JOINS: Final = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
 
 Function = Callable[[object, Where], Callable[..., Any] | None]
@@ -66,6 +69,8 @@ class SpecReader:
         options = {key: value for key in allowed if (value := self._text(texts, key, where)) is not None}
         if options.get("fail_on_data_loss", "true") not in ("true", "false"):
             self.report(self._where(spec, "fail_on_data_loss", where), "'fail_on_data_loss' must be true or false")
+        if options.get("start", "earliest") not in _STARTS:
+            self._unknown(self._where(spec, "start", where), f"source '{name}': start", options["start"], _STARTS)
         for key in (*_LIMITS, "files_per_batch", "max_tasks"):
             self._positive(options, key, spec, where)
         self._share(options, "max_read_share", spec, where)
@@ -110,11 +115,13 @@ class SpecReader:
         allowed = SINK_OPTIONS[SinkKind(kind)]
         self._known(what, where, spec, (kind, "from", *allowed))
         source = self._text(spec, "from", where)
-        if source is None and needs_source:
+        if spec.get("from") is None and needs_source:
             self.report(where, f"{what} needs 'from', the source or step whose rows it takes")
         target = "" if kind == "console" else self._text(spec, kind, where) or ""
         if kind == "topic" and target.count("/") != 1:
             self.report(self._where(spec, kind, where), f"{what}: a topic is given as namespace/topic, not {target!r}")
+        elif kind in ("queue", "topic") and target:
+            self._name_of(what, kind, target, self._where(spec, kind, where))
         if kind in ("parquet", "delta", "iceberg") and target:
             self._directory(what, spec, kind, where)
         options = {key: value for key in allowed if (value := self._listed(spec, key, where)) is not None}
@@ -163,7 +170,10 @@ class SpecReader:
             return Sql(text) if text else None
         if kind == "dedup":
             self._known(what, where, spec, ("dedup", "from", *_TIMED))
-            return Dedup(self._names(spec, "dedup", where))
+            columns = self._names(spec, "dedup", where)
+            if not columns and not spec["dedup"]:
+                self.report(self._where(spec, "dedup", where), f"{what} needs the columns that make a row the same")
+            return Dedup(columns)
         self._known(what, where, spec, (kind, "from", *(("schema",) if kind == "each" else ()), *_TIMED))
         function = self._function(spec[kind], self._where(spec, kind, where))
         if function is None:
@@ -282,6 +292,13 @@ class SpecReader:
         if found is None or (found == 0 and key != "lateness"):
             self.report(self._where(spec, key, where), f"{what}: {key}: {text!r} is not {EXPECTED_DURATION}")
         return text
+
+    def _name_of(self, what: str, kind: str, target: str, where: Where) -> None:
+        try:
+            for name in target.split("/") if kind == "topic" else (target,):
+                check_name(name, f"the name of a {kind}", what)
+        except BadRequest as error:
+            self.report(where, str(error))
 
     def _positive(self, options: Mapping[str, str], key: str, spec: Mapping[str, Any], where: Where) -> None:
         text = options.get(key)

@@ -13,7 +13,7 @@ from queen.pipelines.declaration import ONCE, Declaration, OutputMode, Sink, Sin
 from queen.pipelines.queries.frames import Frames, letters
 from queen.pipelines.queries.planning import DEAD_LETTERS, PlannedQuery, dead_letter_sink
 from queen.pipelines.session import Connection
-from queen.pipelines.sinks import Sinks, Write, local
+from queen.pipelines.sinks import Sinks, Write, local, messages
 from queen.wire.times import spark_interval
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def _direct(sinks: Sinks, sink: Sink, rows: DataFrame) -> DataStreamWriter:
     counted = rows.observe(OBSERVED, functions.count(functions.lit(1)).alias("rows"))
     # Spark lets no sink that is written in Python have another mode than append.
     if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC) and sink.mode is OutputMode.APPEND:
-        return sinks.messages(sink, counted).writeStream.format("queen").options(**sinks.options(sink))
+        return messages(sink, counted).writeStream.format("queen").options(**sinks.options(sink))
     if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
-        return sinks.messages(sink, counted).writeStream.foreachBatch(sinks.publisher(sink))
+        return messages(sink, counted).writeStream.foreachBatch(sinks.publisher(sink))
     store = sinks.batches(sink)
 
     def write(rows: DataFrame, batch: int) -> None:

@@ -20,7 +20,7 @@ from queen.pipelines.queries.frames import Frames
 from queen.pipelines.queries.operators import stream_reads
 from queen.pipelines.queries.side_output import SideOutput
 from queen.pipelines.session import Connection
-from queen.pipelines.sinks import column_problems
+from queen.pipelines.sinks import sink_problems
 from queen.pipelines.state import LAYOUT_FILE
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ def plan(
     frames = Frames(spark, declaration, connection, fail_on_data_loss=fail_on_data_loss)
     frames.check_all()
     rows = [(sink, frames.of(sink.source)) for sink in declaration.sinks]
-    problems = [problem for sink, given in rows for problem in column_problems(sink, given.columns)]
+    letters = dead_letter_sink(declaration), spark.createDataFrame([], _LETTER)
+    problems = [problem for sink, given in (*rows, letters) for problem in sink_problems(sink, given)]
     if problems:
         raise DeclarationError(problems)
     trunks = _Trunks(declaration, frames)
@@ -101,7 +102,7 @@ def plan(
     planner = _Planner(spark, declaration, connection, fail_on_data_loss, checkpoints or Path())
     queries = planner.queries(layout, frames.judging)
     if any(query.has_dead_letters or query.name == DEAD_LETTERS for query in queries):
-        rows.append((dead_letter_sink(declaration), spark.createDataFrame([], _LETTER)))
+        rows.append(letters)
     return Plan(queries, rows, layout)
 
 
