@@ -13,6 +13,7 @@ from queen.cli.pipelines.run import status_table, sums
 from queen.errors import DatabaseUnavailable
 from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.queries.progress import QueryWatch
+from queen.pipelines.run import describe_failures
 from queen.wire.pipelines import PipelineState, PipelineStatus, QueryStatus
 
 _STREAM = """\
@@ -48,6 +49,14 @@ Current Committed Offsets: {{PythonMicroBatchStream: {{"format":2,"queues":{{"or
 )
 def test_the_cause_of_a_failed_query_is_found(last: str, cause: str) -> None:
     assert cause_of(_STREAM.format(last=last)) == cause
+
+
+def test_what_can_be_done_about_a_failure_follows_its_cause() -> None:
+    lost = "offsets 1 to 2 were removed. Set failOnDataLoss to false to go on without them"
+    busy = "java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back"
+    assert describe_failures({"a": lost, "b": lost}).startswith(f"sinks 'a', 'b' failed: {lost}. Here: --no-fail-on-")
+    assert describe_failures({"a": busy}).startswith(f"sink 'a' failed: {busy}. Spark waits 10 s for it, and this mach")
+    assert describe_failures({"a": "division by zero"}) == "sink 'a' failed: division by zero"
 
 
 class JavaError:

@@ -519,3 +519,15 @@ def test_an_object_store_that_cannot_be_reached_is_named(monkeypatch: pytest.Mon
     monkeypatch.setattr("fsspec.core.url_to_fs", unreachable)
     with pytest.raises(PipelineError, match=r"^s3://b/t/_delta_log cannot be reached: Could not connect to the endpo"):
         format_at(Location.parse("s3://b/t"))
+
+
+def test_a_table_in_a_store_that_cannot_be_reached_is_named_on_one_plain_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deltalake.DeltaTable", _raise_store_error)
+    with pytest.raises(
+        ArchiveError, match=r"^table s3://b/t cannot be used: no credentials: IMDS is off\. Check its [^\n]+$"
+    ):
+        open_table(Format.DELTA, Location.parse("s3://b/t"))
+
+
+def _raise_store_error(url: str) -> Any:
+    raise OSError("no credentials\n\x1b[31m↳\x1b[0m IMDS is off")

@@ -32,6 +32,12 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS: Final = 0.25
 _BEGIN_SECONDS: Final = 0.05
 _HOUSEKEEPING_SECONDS: Final = 300.0
+_REMEDIES: Final = {
+    "failOnDataLoss": "Here: --no-fail-on-data-loss, or fail_on_data_loss: false for the source",
+    "Python worker to connect back": "Spark waits 10 s for it, and this machine is too busy: run the pipeline again"
+    " when it is less so; it goes on where it was",
+}
+"""What to do about some causes, by what is said of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,7 @@ class Run:
             self._report(PipelineState.RUNNING)
             if failures:
                 self._stop_all()
-                raise PipelineError(self._failed(failures))
+                raise PipelineError(describe_failures(failures))
             if not running and not any(watch.active for watch in self._watches):
                 self._run_housekeeping()
                 return
@@ -150,15 +156,6 @@ class Run:
     def _stop_all(self) -> None:
         for watch in self._watches:
             watch.stop()
-
-    def _failed(self, failures: Mapping[str, str]) -> str:
-        """Sinks that share a source often fail for the same reason, which is said once."""
-        names = ", ".join(f"'{name}'" for name in failures)
-        causes = "; ".join(dict.fromkeys(failures.values()))
-        hint = ""
-        if "failOnDataLoss" in causes:
-            hint = ". Here: --no-fail-on-data-loss, or fail_on_data_loss: false for the source"
-        return f"{'sinks' if len(failures) > 1 else 'sink'} {names} failed: {causes}{hint}"
 
     def _run_housekeeping(self) -> None:
         if self._options.housekeeping is None:
@@ -200,3 +197,11 @@ class Run:
             status.dead_letter_sink = str(dead_letter_sink(self._declaration))
         write_status(self._directory, status)
         self._on_status(status)
+
+
+def describe_failures(failures: Mapping[str, str]) -> str:
+    """Why sinks failed, and what to do about it. Those that share a source often fail for the same reason."""
+    names = ", ".join(f"'{name}'" for name in failures)
+    causes = "; ".join(dict.fromkeys(failures.values()))
+    hint = "".join(f". {remedy}" for sign, remedy in _REMEDIES.items() if sign in causes)
+    return f"{'sinks' if len(failures) > 1 else 'sink'} {names} failed: {causes}{hint}"

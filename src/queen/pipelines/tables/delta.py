@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -243,6 +244,9 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+_COLOUR: Final = re.compile("\x1b\\[[0-9;]*m")
+
+
 @contextmanager
 def _commits(location: Location) -> Iterator[None]:
     """Raises `CommitConflict` where another process was faster, and `ArchiveError` for the rest."""
@@ -253,3 +257,8 @@ def _commits(location: Location) -> Iterator[None]:
     except DeltaError as error:
         # Its first line says what is wrong, the others where in its own code.
         raise ArchiveError(f"table {location} cannot be used: {str(error).partition(chr(10))[0]}") from error
+    except OSError as error:
+        # Its lines are coloured, each the cause of the one before.
+        why = ": ".join(line.strip(" ↳.") for line in _COLOUR.sub("", str(error)).splitlines() if line.strip())
+        remedy = "Check its bucket, endpoint and credentials" if location.path is None else "Check its disk"
+        raise ArchiveError(f"table {location} cannot be used: {why}. {remedy}") from error
