@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,21 @@ def _rows_read(data: Path) -> int:
 def _metric(text: str, name: str) -> float:
     (line,) = (line for line in text.splitlines() if line.startswith(name))
     return float(line.rpartition(" ")[2])
+
+
+@pytest.mark.timeout(600)
+async def test_ctrl_c_ends_a_run_as_a_stop_does(tmp_path: Path) -> None:
+    file, data = tmp_path / "ticking.yaml", tmp_path / "data"
+    file.write_text(_FILE.replace("DIR", str(tmp_path)))
+    async with _running("pipeline", "run", str(file), *_SMALL, *_SHORT, "--data-dir", str(data)) as child:
+        async with asyncio.timeout(400):
+            while not _rows_read(data):
+                assert child.returncode is None
+                await asyncio.sleep(0.1)
+        child.send_signal(signal.SIGINT)
+        out, _ = await child.communicate()
+    assert child.returncode == 0
+    assert "pipeline 'ticking' is stopped: " in out.decode()
 
 
 def test_validate_lists_each_problem_on_a_line_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,6 +202,7 @@ async def test_a_write_that_fails_is_said_in_a_line_without_the_traces_of_spark(
         (("stop", "nobody"), "no pipeline 'nobody' has run here"),
         (("compact", "."), ". is not an archive; make one with"),
         (("replay", ".", "--from", "yesterday"), "--from yesterday: expected a time"),
+        (("replay", ".", "--as-of", "old"), "--as-of old: expected a version of `queen pipeline versions`, or a time"),
         (("replay", ".", "--speed", "0"), "--speed 0: expected a number above 0"),
         (("replay", ".", "--to", ""), "the name of a queue must not be empty (at --to)"),
         (

@@ -484,5 +484,6 @@ def _time(text: str | None, option: str) -> datetime | None:
         return None
     moment = parse_time(text)
     if moment is None:
-        raise QueenError(f"{option} {text}: expected a time such as 2026-11-15T08:00:00Z")
+        version = "a version of `queen pipeline versions`, or " if option == "--as-of" else ""
+        raise QueenError(f"{option} {text}: expected {version}a time such as 2026-11-15T08:00:00Z")
     return moment.astimezone(UTC)

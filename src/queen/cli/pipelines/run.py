@@ -222,25 +222,38 @@ def run_shown(
             lineage.report(status)
 
         run = Run(declaration, connection, state, options, report, lineage.planned)
-        with _stopped_by_signals(run), spark_failures():
-            status = run.run(lambda: session(declaration.name, options.master, conf))
+        with _stopped_by_signals(run) as listen, spark_failures():
+
+            def open_session() -> SparkSession:
+                opened = session(declaration.name, options.master, conf)
+                # PySpark takes Ctrl-C for itself when its context is made.
+                listen()
+                return opened
+
+            status = run.run(open_session)
     print(f"pipeline '{status.name}' is {status.state.value}: {sums(status)}")
 
 
 @contextmanager
-def _stopped_by_signals(run: Run) -> Iterator[None]:
-    """The first signal ends the run, a second one the process."""
+def _stopped_by_signals(run: Run) -> Iterator[Callable[[], None]]:
+    """The first signal ends the run, a second one the process. Gives what listens again after others have."""
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
 
     def ask(number: int, frame: FrameType | None) -> None:
         run.stop.set()
         signal.signal(number, signal.SIG_DFL)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    def listen() -> None:
+        if not run.stop.is_set():
+            for number in before:
+                signal.signal(number, ask)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    listen()
     try:
-        yield
+        yield listen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
