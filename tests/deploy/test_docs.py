@@ -22,7 +22,7 @@ PAGES: Final = (
     "troubleshooting.md",
     "alerts.md",
 )
-OF_OTHERS: Final = {"SIGTERM", "LISTEN", "DATABASE_URLS", "GOOGLE_", "DROP", "CONF"}
+OF_OTHERS: Final = {"SIGHUP", "SIGINT", "SIGTERM", "LISTEN", "DATABASE_URLS", "GOOGLE_", "DROP", "CONF"}
 """Words in capitals that are no settings of the server."""
 
 

@@ -214,7 +214,7 @@ async def test_refused_targets(api: Api, connection: Connection, target: str, ds
         assert unknown.status == 400
         assert unknown.body["error"].endswith(f"allowed: {', '.join(EXCLUDABLE)}")
     absent = target_of(target, database="absent")
-    for body, error in ((absent, 'database "absent" does not exist'), (target_of(target, port="1"), "No such file")):
+    for body, error in ((absent, 'database "absent" does not exist'), (target_of(target, port="1"), "nothing listens")):
         tested = await post(api, "test-connection", body)
         assert (tested.status, tested.body["success"], tested.body["message"]) == (200, False, "Connection failed")
         assert error in tested.body["error"]
