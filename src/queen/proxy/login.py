@@ -20,7 +20,7 @@ import msgspec
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
-from queen.http.auth.browser import is_same_host
+from queen.http.auth.browser import API_PREFIXES, is_same_host
 from queen.http.auth.keys import KeyRing
 from queen.http.auth.principal import ClaimNames, TokenRefused
 from queen.http.auth.tokens import TokenVerifier
@@ -66,7 +66,7 @@ class Asked:
         """Whether the path is one of the API, which no person opens."""
         # A slash at the end changes nothing for the server.
         path = self.path.removesuffix("/")
-        return path.startswith(("/api/", "/streams/", "/ws/", "/internal/", "/sqs/")) or path in _SHORT_PATHS
+        return path.startswith((*API_PREFIXES, "/sqs/")) or path in _SHORT_PATHS
 
     @property
     def wants_page(self) -> bool:

@@ -17,6 +17,7 @@ from queen.settings import Settings
 
 _PORTS: Final = {"http": 80, "https": 443}
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+API_PREFIXES: Final = ("/api/", "/streams/", "/ws/", "/internal/")
 LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1", "[::1]"})
 _CORS_LINES: Final = (
     b"Access-Control-Allow-Methods: GET, POST, PUT, DELETE, OPTIONS\r\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from queen.errors import BadRequest, SettingsError
 from queen.http.auth import resources
-from queen.http.auth.browser import LOOPBACK_NAMES, BrowserRules, takes_messages
+from queen.http.auth.browser import API_PREFIXES, LOOPBACK_NAMES, BrowserRules, takes_messages
 from queen.http.auth.principal import ROLES, KeyUnknown, Patterns, Principal, TokenRefused, Verified, is_session
 from queen.http.auth.resources import QueueLookup
 from queen.http.server.message import Access, Headers, Request, Response, Route, error_response, json_response
@@ -40,7 +40,6 @@ class SessionLookup(Protocol):
 _CHALLENGE: Final = b'Bearer realm="queen"'
 _INSUFFICIENT: Final = "Insufficient permissions"
 _BEARER_PROTOCOL: Final = "bearer."
-_OF_THE_API: Final = ("/api/", "/streams/", "/ws/", "/internal/")
 _KNOWN_HEADERS: Final = 1024
 _LONGEST_KNOWN: Final = 4096
 
@@ -110,7 +109,7 @@ def _check_client_certificates(settings: Settings) -> None:
 
 def open_access_warning(settings: Settings) -> str:
     """A warning about a server, or paths of it, that need no authentication from other machines; else empty."""
-    if settings.is_guarded and (skipped := [path for path in settings.jwt_skip_paths if path.startswith(_OF_THE_API)]):
+    if settings.is_guarded and (skipped := [path for path in settings.jwt_skip_paths if path.startswith(API_PREFIXES)]):
         return f"JWT_SKIP_PATHS opens {', '.join(skipped)} to everyone who reaches port {settings.port}"
     if settings.is_guarded or settings.listen_host in LOOPBACK_NAMES:
         return ""

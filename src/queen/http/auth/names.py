@@ -25,13 +25,11 @@ from queen.wire.state.locks import NAMESPACE
 from queen.wire.state.timers import decode_timers
 from queen.wire.topics.requests import (
     ItemRef,
-    decode_configure,
+    ModeBody,
+    QuotaBody,
+    TopicName,
     decode_enqueue,
-    decode_mode,
     decode_names,
-    decode_purge,
-    decode_quota,
-    decode_topic,
 )
 from queen.wire.transaction import (
     AckItemOperation,
@@ -265,27 +263,19 @@ def refs(decode: Callable[[bytes], tuple[Sequence[ItemRef], bool]]) -> NameReade
     return read
 
 
-def topic(request: Request, named: Named) -> None:
-    name = decode_topic(request.body)
-    named.topics.add((name.namespace, name.topic))
+def topic(decode: Callable[[bytes], TopicName]) -> NameReader:
+    def read(request: Request, named: Named) -> None:
+        name = decode(request.body)
+        named.topics.add((name.namespace, name.topic))
+
+    return read
 
 
-def configured_topic(request: Request, named: Named) -> None:
-    name = decode_configure(request.body)
-    named.topics.add((name.namespace, name.topic))
+def topics_of_namespace(decode: Callable[[bytes], QuotaBody | ModeBody]) -> NameReader:
+    def read(request: Request, named: Named) -> None:
+        named.topics.add((decode(request.body).namespace, None))
 
-
-def purged_topic(request: Request, named: Named) -> None:
-    name = decode_purge(request.body)
-    named.topics.add((name.namespace, name.topic))
-
-
-def quota(request: Request, named: Named) -> None:
-    named.topics.add((decode_quota(request.body).namespace, None))
-
-
-def mode(request: Request, named: Named) -> None:
-    named.topics.add((decode_mode(request.body).namespace, None))
+    return read
 
 
 def each_subscription(request: Request, named: Named) -> None:
