@@ -19,6 +19,7 @@ NEWEST = "queen-mq==2.6.0"
 
 _CONSTRAINTS = Path(__file__).with_name("constraints.txt")
 _NEWEST_CONSTRAINTS = Path(__file__).with_name("newest-constraints.txt")
+_PIP = (sys.executable, "-m", "pip")
 
 
 def client_python(directory: Path) -> Path:
@@ -34,14 +35,13 @@ def newest_client(directory: Path) -> Path:
 
 def newest_tests(directory: Path) -> Path:
     """The directory of the newest client's own tests."""
-    python = newest_client(directory)
+    newest_client(directory)
     name, _, version = NEWEST.replace("-", "_").partition("==")
     source = directory / f"{name}-{version}"
     with locked(directory / "lock"):
         if not source.exists():
             # Only the source distribution has the tests.
-            command = [str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:"]
-            _run([*command, "--dest", str(directory), NEWEST])
+            _run([*_PIP, "download", "--quiet", "--no-deps", "--no-binary", ":all:", "--dest", str(directory), NEWEST])
             shutil.unpack_archive(directory / f"{source.name}.tar.gz", directory / "unpacked", filter="data")
             (directory / "unpacked" / source.name).rename(source)
     return source / "tests"
@@ -69,9 +69,9 @@ def clean_environ() -> dict[str, str]:
 
 def _install(environment: Path, packages: tuple[str, ...], constraints: Path) -> None:
     shutil.rmtree(environment, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", str(environment)])
-    python = str(environment / "bin" / "python")
-    _run([python, "-m", "pip", "install", "--quiet", *packages, "--constraint", str(constraints)])
+    # A pip of its own would take longer to install than the packages.
+    _run([sys.executable, "-m", "venv", "--without-pip", str(environment)])
+    _run([*_PIP, "--python", str(environment), "install", "--quiet", *packages, "--constraint", str(constraints)])
 
 
 def _run(command: list[str]) -> None:
