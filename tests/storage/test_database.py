@@ -88,11 +88,11 @@ async def test_a_pool_that_is_all_in_use_says_nothing_about_postgresql(
 
 
 async def _kill(connection: Connection) -> int:
-    """End every other session on the database; how many there were."""
+    """End the sessions of servers on the database; how many there were."""
     return len(
         await connection.fetch(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'queen%'"
         )
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
+import psycopg
 
 from queen.embedded import EmbeddedPostgres
 from queen.storage.migrate import migrate
@@ -18,11 +19,14 @@ TEMPLATE = "queen_template"
 _CLEAN = Path(__file__).with_name("clean.sql").read_text()
 _idle: list[str] = []
 """Names of databases that are as the template is."""
+_cleaners: dict[str, psycopg.Connection[tuple[Any, ...]]] = {}
+"""A session in each database that has been used, kept because a new one would have everything to plan again."""
 
 
 async def make_template(postgres: EmbeddedPostgres) -> None:
     """The database that the others are copies of."""
     _idle.clear()
+    _cleaners.clear()
     admin = await asyncpg.connect(postgres.dsn())
     await admin.execute(f"CREATE DATABASE {TEMPLATE}")
     await admin.close()
@@ -57,24 +61,24 @@ def as_target(dsn: str, **changes: Any) -> dict[str, Any]:
 async def fresh_database(postgres: EmbeddedPostgres, *, used: bool = True) -> AsyncIterator[str]:
     """A migrated, empty database that nobody else uses; with `used` it may be one that a test has had before."""
     name = _idle.pop() if _idle and used else await create_database(postgres)
-    yield postgres.dsn(name)
-    if used and await _cleaned(postgres.dsn(name)):
+    dsn = postgres.dsn(name)
+    yield dsn
+    if used and _is_cleaned(name, dsn):
         _idle.append(name)
     else:
+        _cleaners.pop(name, None)
         admin = await asyncpg.connect(postgres.dsn())
         await admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
         await admin.close()
 
 
-async def _cleaned(dsn: str) -> bool:
+def _is_cleaned(name: str, dsn: str) -> bool:
     """Take out what a test left; false when it changed more than rows."""
     try:
-        connection = await asyncpg.connect(dsn)
-    except (asyncpg.PostgresError, OSError):
+        # A new session would take longer to plan the cleaning than to clean.
+        if name not in _cleaners or _cleaners[name].closed:
+            _cleaners[name] = psycopg.connect(dsn, autocommit=True)
+        row = _cleaners[name].execute("SELECT cleaning.clean()").fetchone()
+    except psycopg.Error:
         return False
-    try:
-        return bool(await connection.fetchval("SELECT cleaning.clean()"))
-    except asyncpg.PostgresError:
-        return False
-    finally:
-        await connection.close()
+    return row is not None and bool(row[0])
