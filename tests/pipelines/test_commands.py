@@ -94,6 +94,7 @@ def _metric(text: str, name: str) -> float:
     return float(line.rpartition(" ")[2])
 
 
+@pytest.mark.soak  # It starts a JVM for a signal that differs from that of a stop in who else takes it: PySpark.
 @pytest.mark.timeout(600)
 async def test_ctrl_c_ends_a_run_as_a_stop_does(tmp_path: Path) -> None:
     file, data = tmp_path / "ticking.yaml", tmp_path / "data"
