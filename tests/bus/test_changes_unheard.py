@@ -106,7 +106,7 @@ async def test_a_subscription_made_elsewhere_counts_for_partitions_not_met_yet(h
     assert payloads(await there.pop("q", consumerGroup="g", autoAck=True)) == [1]
     await here.push("q", "before", partition="b")
     assert await here.pop("q", consumerGroup="g", subscriptionMode="new", autoAck=True) == []
-    await asyncio.sleep(0.5)
+    await there.running.broker.changes.read()
     await here.push("q", "after", partition="b")
     async with asyncio.timeout(100):
         messages = await there.pop("q", consumerGroup="g", wait=True, timeout=4000, autoAck=True, batch=10)
