@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from tests.bus.lossy import Lossy, lossy
 from tests.support.ageing import until
 from tests.support.api import payloads
 
+Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 POP: dict[str, Any] = {"wait": True, "timeout": 20_000, "autoAck": True}
 
 
@@ -301,17 +302,28 @@ def _resolver(places: dict[str, list[str]]) -> Callable[..., Any]:
     return resolve
 
 
-async def test_a_peer_that_closes_in_the_middle_of_an_answer_is_said_to_have_done_so(
-    start_host: StartHost, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Le")
-        writer.close()
+async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Le")
+    writer.close()
 
-    async with await asyncio.start_server(break_off, "127.0.0.1", 0) as server:
+
+async def stay_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("behave", "why"),
+    [(break_off, "connection closed before the answer"), (stay_silent, "no answer within 2 s")],
+    ids=["breaks off", "silent"],
+)
+async def test_why_a_peer_is_unreachable_is_said(
+    start_host: StartHost, caplog: pytest.LogCaptureFixture, behave: Behave, why: str
+) -> None:
+    async with await asyncio.start_server(behave, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         with caplog.at_level(logging.WARNING, "queen.bus.http_peer"):
             here = await start_host("here", queen_peers=(f"http://127.0.0.1:{port}",))
             await until(lambda: here.stats.requests_failed)
-    assert f"peer http://127.0.0.1:{port} is unreachable (connection closed before the answer); retrying" in caplog.text
+    assert f"peer http://127.0.0.1:{port} is unreachable ({why}); retrying" in caplog.text

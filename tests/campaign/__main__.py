@@ -28,6 +28,10 @@ def main() -> int:
     logging.disable(logging.ERROR)
     workloads = _names(options.workload, WORKLOADS, "workload")
     faults = _names(options.faults, KINDS, "fault")
+    try:
+        Plan(options.seed, options.seconds, workloads)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_campaign(options, workloads, faults))
 
@@ -50,11 +54,11 @@ async def _campaign(options: argparse.Namespace, workloads: list[str], faults: l
         # Of rounds of any kind, some have jumping clocks, a standby, the version before, Spark or two hosts.
         turn = number % 6 if not workloads else -1
         extra = {0: "hosts", 5: "spark" if has_java() else "stages"}.get(turn)
-        chosen = {*choose_workloads(seed, list(WORKLOADS)), *([extra] if extra else [])}
+        chosen = choose_workloads(seed, list(WORKLOADS), extra)
         plan = Plan(
             seed=seed,
             seconds=min(options.round, max(left, 5.0)),
-            workloads=tuple(workloads or sorted(chosen)),
+            workloads=tuple(workloads or chosen),
             faults=faults,
             pace=options.pace,
             storms=not options.no_storms,

@@ -87,6 +87,15 @@ class Plan:
     clocks: bool = False
     older: Path | None = field(default=None, compare=False)
 
+    def __post_init__(self) -> None:
+        whole = [name for name in self.workloads if WORKLOADS[name].one_shard]
+        spread = [name for name in self.workloads if WORKLOADS[name].shards > 1]
+        if whole and spread:
+            raise ValueError(
+                f"{', '.join(spread)} needs several shards, and the queues of {', '.join(whole)} have to be on one:"
+                " run them in rounds of their own"
+            )
+
     @property
     def shape(self) -> Shape:
         kinds = [WORKLOADS[name] for name in self.workloads]
@@ -115,16 +124,19 @@ class Plan:
         return f"python -m tests.campaign {' '.join(options)}"
 
 
-def choose_workloads(seed: int, wanted: Sequence[str]) -> tuple[str, ...]:
-    """Some of the workloads, for one round of many. Spark is left to rounds of its own: it takes long to start."""
+def choose_workloads(seed: int, wanted: Sequence[str], also: str | None = None) -> tuple[str, ...]:
+    """Some of the workloads, for one round of many, and one more that is given. Spark is left to rounds of its own: it
+    takes long to start."""
     wanted = [name for name in wanted if name != SparkWorkload.name]
     chance = random.Random(seed)
-    if chance.random() < 0.3:
+    may_have_shards = also is None or not WORKLOADS[also].one_shard
+    if chance.random() < 0.3 and may_have_shards:
         fitting = [name for name in wanted if not WORKLOADS[name].one_shard]
     else:
         fitting = [name for name in wanted if WORKLOADS[name].shards == 1]
     fitting = fitting or list(wanted)
-    return tuple(sorted(chance.sample(fitting, min(len(fitting), 4))))
+    chosen = chance.sample(fitting, min(len(fitting), 4))
+    return tuple(sorted({*chosen, also} if also else chosen))
 
 
 async def run_round(plan: Plan, directory: Path) -> tuple[Totals, list[Violation]]:

@@ -1,4 +1,4 @@
-"""The order in which a round ends."""
+"""What a round may consist of, and the order in which it ends."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.campaign.history import History, Violation
 from tests.campaign.nemesis import Nemesis
-from tests.campaign.rounds import Plan, carry_out
+from tests.campaign.rounds import WORKLOADS, Plan, carry_out, choose_workloads
 from tests.campaign.site import Shape, Site
 from tests.campaign.workload import Stage, Workload
 
@@ -38,6 +40,16 @@ class _SlowWriter(Workload):
 
     async def check(self) -> list[Violation]:
         return []
+
+
+def test_workloads_whose_queues_are_on_one_shard_are_not_run_on_several() -> None:
+    with pytest.raises(ValueError, match="moves needs several shards, and the queues of transactions have to be on"):
+        Plan(seed=1, seconds=0, workloads=("moves", "transactions"))
+    for also in (None, "hosts", "spark", "stages"):
+        for seed in range(100):
+            chosen = choose_workloads(seed, list(WORKLOADS), also)
+            assert Plan(seed=seed, seconds=0, workloads=chosen).shape.shards in (1, 2)
+            assert also is None or also in chosen
 
 
 async def test_consumers_may_end_only_after_the_last_push_was_answered(tmp_path: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from queen.server.worker import Worker
@@ -14,10 +17,11 @@ from tests.conftest import StartServer
 from tests.faults.load import Client, Producer, answered, check_delivered, check_stored, pushing, stored_when_replayed
 from tests.support.ageing import until
 from tests.support.api import Api
-from tests.support.database import Connection, make_queue
+from tests.support.database import Connection, make_queue, stored_messages
 from tests.support.host import host
 from tests.support.proxy import Proxy
 
+_HOLD_APPENDS = "LOCK TABLE queen.segments IN SHARE MODE"
 SETTINGS = {"FILE_BUFFER_MAX_BATCH": "1", "FILE_BUFFER_FLUSH_MS": "20"}
 
 
@@ -43,28 +47,74 @@ async def test_servers_killed_during_replay_store_everything_once(
             await answered(producers, requests=60)
         assert all(producer.buffered == producer.requests for producer in producers)
         total = sum(len(producer.answered[producer.name]) for producer in producers)
-        await switch_maintenance(server.url, False)
-        kills = 0
-        while kills < 12 and await count_stored(connection, producers) < total:
-            await asyncio.sleep(chance.random() * 0.4)
-            if chance.random() < 0.6:
-                server.kill_a_worker(chance)
-            else:
-                server.kill()
-                server.start()
-                await server.ready()
-            kills += 1
-        assert kills > 1, "it was over before it could be disturbed"
+        async with sluice_of_appends(dsn) as sluice:
+            await switch_maintenance(server.url, False)
+            for _ in range(6):
+                await until(sluice.has_waiting_append)
+                stored_before_the_kill = chance.random() < 0.5
+                if stored_before_the_kill:
+                    await sluice.let_pass()
+                if chance.random() < 0.6:
+                    server.kill_a_worker(chance)
+                else:
+                    server.kill()
+                    server.start()
+                    await server.ready()
+                if not stored_before_the_kill:
+                    await sluice.let_pass()
+            kept = sum([len(await stored_messages(connection, "orders", producer.name)) for producer in producers])
+        assert kept < total, "the last of the kills did not interrupt the replay"
         await check_stored(connection, producers)
         await server.ready()
         await check_delivered(server.url, producers)
 
 
-async def count_stored(connection: Connection, producers: list[Producer]) -> int:
-    counts = [
-        len(await stored_when_replayed(connection, "orders", producer.name, 0, seconds=0)) for producer in producers
-    ]
-    return sum(counts)
+class Sluice:
+    """Makes every append to the log wait, and lets some pass: the replay cannot be over too soon."""
+
+    def __init__(self, connection: Connection, other: Connection) -> None:
+        self._holding, self._next = connection, other
+
+    async def hold(self) -> None:
+        await self._holding.execute(f"BEGIN; {_HOLD_APPENDS}")
+
+    async def has_waiting_append(self) -> bool:
+        return await self._waits("RowExclusiveLock")
+
+    async def let_pass(self) -> None:
+        """Let the appends pass that wait by now, those of dead workers too, and none that comes after them."""
+        # PostgreSQL grants a lock in the order of its requests: the next hold is asked for before this one ends.
+        held = asyncio.create_task(self._next.execute(f"BEGIN; {_HOLD_APPENDS}"))
+
+        async def is_queued() -> bool:
+            return held.done() or await self._waits("ShareLock")
+
+        await until(is_queued)
+        await self._holding.execute("ROLLBACK")
+        await held
+        self._holding, self._next = self._next, self._holding
+
+    async def _waits(self, mode: str) -> bool:
+        found = await self._holding.fetchval(
+            "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND mode = $1"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+            " AND relation = 'queen.segments'::regclass)",
+            mode,
+        )
+        return bool(found)
+
+
+@asynccontextmanager
+async def sluice_of_appends(dsn: str) -> AsyncIterator[Sluice]:
+    """Appends wait while the block runs, as far as it does not let them pass."""
+    connections = [await asyncpg.connect(dsn) for _ in range(2)]
+    try:
+        sluice = Sluice(*connections)
+        await sluice.hold()
+        yield sluice
+    finally:
+        for connection in connections:
+            await connection.close()
 
 
 @pytest.mark.soak

@@ -22,6 +22,7 @@ from tests.http.auth.issuer import SECRET, issue, key_for, sign
 from tests.proxy.conftest import PASSWORD, Site, StartProxy
 from tests.proxy.provider import Provider
 from tests.support.pausing import pause_after
+from tests.support.proxy import Proxy as DatabaseProxy
 
 PUSH = {"items": [{"queue": "q", "payload": {"n": 1}}]}
 
@@ -44,6 +45,20 @@ async def test_who_is_not_logged_in_gets_nothing(site: Site) -> None:
     for path in ("/health", "/health/ready"):
         async with site.client.get(f"{site.url}{path}") as answer:
             assert await answer.json() == {"status": "ok"}
+
+
+async def test_while_postgres_is_silent_a_login_is_answered_503_and_readiness_says_why(
+    start_proxy: StartProxy, proxy: DatabaseProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("queen.proxy.users._STATEMENT_SECONDS", 0.5)
+    site = await start_proxy(database_url=proxy.dsn)
+    await site.add_user("alice", "admin")
+    async with proxy.stalled():
+        assert (await site.log_in("alice")).status == 503
+        async with site.client.get(f"{site.url}/health/ready") as answer:
+            assert answer.status == 503
+            assert await answer.json() == {"status": "unavailable", "error": "PostgreSQL: no answer in time"}
+    assert (await site.log_in("alice")).status == 200
 
 
 async def test_a_session_opens_the_server_until_it_is_ended(site: Site) -> None:

@@ -37,7 +37,7 @@ async def test_a_paused_redis_is_away_after_the_timeout(start_redis: StartRedis,
     link = await open_link(server, redis_timeout_ms=300)
     await until(lambda: link.up)
     server.pause()
-    with pytest.raises(RedisUnavailable):
+    with pytest.raises(RedisUnavailable, match=r"no answer within 0\.3 s$"):
         await asyncio.wait_for(link.command("PING"), 100)
     assert not link.up
     server.resume()

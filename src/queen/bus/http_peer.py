@@ -124,6 +124,8 @@ class HttpPeer:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError, TypeError, SettingsError) as error:
             # The next connection is made with the certificates of then: these may have been renewed.
             await self.close()
+            if isinstance(error, TimeoutError):
+                return self._failed(f"no answer within {_TIMEOUT_SECONDS:g} s")
             return self._failed(str(error) or type(error).__name__)
         if self._pause:
             log.info("peer %s is reachable again", self._url)

@@ -115,7 +115,7 @@ class Link:
                 raise QueenTimeoutError(text, method, self.address.url + path) from error
             except (OSError, ValueError) as error:
                 self._drop()
-                text = f"connection failed: {error or type(error).__name__}"
+                text = f"connection failed: {str(error) or type(error).__name__}"
                 raise QueenConnectionError(text, method, self.address.url + path) from error
             if answer.is_last:
                 self._drop()

@@ -188,7 +188,7 @@ class Proxy:
         try:
             await self._decide(exchange, self._asked(exchange))
         except (asyncpg.PostgresError, asyncpg.InterfaceError, ConnectionError, TimeoutError) as error:
-            log.error("PostgreSQL is unavailable: %s", error or type(error).__name__)
+            log.error("PostgreSQL is unavailable: %s", unavailable_reason(error))
             front.answer(exchange, 503, {"error": "PostgreSQL is unavailable"}, headers=[("Retry-After", "5")])
 
     async def _decide(self, exchange: Exchange, asked: Asked) -> None:
@@ -233,7 +233,7 @@ class Proxy:
                 "%s %s could not be forwarded: %s",
                 exchange.method.decode(),
                 exchange.path,
-                error or type(error).__name__,
+                str(error) or type(error).__name__,
             )
             exchange.front.answer(exchange, 502, BAD_GATEWAY)
             return
@@ -245,7 +245,7 @@ class Proxy:
                 async with asyncio.timeout(3):
                     await self._users.ping()
             except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                said = f"PostgreSQL: {error or type(error).__name__}"
+                said = f"PostgreSQL: {unavailable_reason(error)}"
                 exchange.front.answer(exchange, 503, {"status": "unavailable", "error": said})
                 return
         exchange.front.answer(exchange, 200, {"status": "ok"})

@@ -22,6 +22,7 @@ from queen.proxy.sessions import Identity
 from queen.proxy.settings import ProxySettings
 from queen.proxy.users import UserStore
 from queen.settings import Settings
+from queen.storage.database import unavailable_reason
 
 _LOOK_SECONDS = 15.0
 """How often it is looked whether the session of a connection has been ended."""
@@ -75,7 +76,7 @@ class ServerLogin:
                 if asked.wants_page and await self._login.identify(asked) is None:
                     return _response(self._login.unauthenticated(asked))
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-                raise DatabaseUnavailable(f"PostgreSQL is unavailable: {error or type(error).__name__}") from error
+                raise DatabaseUnavailable(f"PostgreSQL is unavailable: {unavailable_reason(error)}") from error
             answer = pages(request)
             return answer if isinstance(answer, Response) else await answer
 
@@ -94,7 +95,7 @@ class ServerLogin:
         try:
             identity = await self._login.sessions.identify(shown)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
-            raise DatabaseUnavailable(f"PostgreSQL is unavailable: {error or type(error).__name__}") from error
+            raise DatabaseUnavailable(f"PostgreSQL is unavailable: {unavailable_reason(error)}") from error
         if identity is None or not identity.is_session:
             # The token of a program opens what it is limited to, which is checked where it comes in `Authorization`.
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from queen.errors import BadRequest, Conflict, NotFound
 from queen.storage.statements import load_statements
 
 ROLES: Final = ("admin", "read-write", "read-only")
+_STATEMENT_SECONDS: Final = 5.0
+"""A PostgreSQL that is cut off from here does not refuse anything, it is silent."""
 _NAME: Final = re.compile(r"[\w.@+-]{1,255}")
 
 
@@ -64,7 +67,7 @@ class UserStore:
             await connection.execute(text)
 
     async def ping(self) -> None:
-        await self._pool.fetchval(self._sql["users_ping"])
+        await self._rows("users_ping")
 
     async def by_name(self, username: str) -> User | None:
         return await self._one("user_by_name", username)
@@ -85,7 +88,7 @@ class UserStore:
         return user
 
     async def all(self) -> list[Mapping[str, Any]]:
-        return [dict(record) for record in await self._pool.fetch(self._sql["all_users"])]
+        return [dict(record) for record in await self._rows("all_users")]
 
     async def create(
         self,
@@ -100,61 +103,59 @@ class UserStore:
         check_username(username)
         check_role(role)
         provider = "google" if google else "oidc" if identity else "local"
-        record = await self._pool.fetchrow(
-            self._sql["create_user"], username, password_hash, role, email, google, identity, provider
-        )
-        if record is None:
+        rows = await self._rows("create_user", username, password_hash, role, email, google, identity, provider)
+        if not rows:
             other = f" or the email {email!r}" if email is not None else ""
             raise Conflict(f"there is a user with the name {username!r}{other} already")
-        return User.from_record(record)
+        return User.from_record(rows[0])
 
     async def link_google(self, user: User, subject: str) -> bool:
         """False where the user is linked to another account already."""
-        return await self._pool.fetchval(self._sql["link_google"], user.id, subject) is not None
+        return bool(await self._rows("link_google", user.id, subject))
 
     async def link_identity(self, user: User, identity: str) -> bool:
         """The same; an identity at another issuer is replaced."""
-        return await self._pool.fetchval(self._sql["link_identity"], user.id, identity) is not None
+        return bool(await self._rows("link_identity", user.id, identity))
 
     async def set_password(self, user: User, password_hash: str) -> None:
-        await self._pool.execute(self._sql["set_password"], user.id, password_hash)
+        await self._rows("set_password", user.id, password_hash)
 
     async def set_role(self, user: User, role: str) -> None:
         check_role(role)
-        await self._pool.execute(self._sql["set_role"], user.id, role)
+        await self._rows("set_role", user.id, role)
 
     async def set_disabled(self, user: User, disabled: bool) -> None:
-        await self._pool.execute(self._sql["set_disabled"], user.id, disabled)
+        await self._rows("set_disabled", user.id, disabled)
 
     async def delete(self, user: User) -> None:
-        await self._pool.execute(self._sql["delete_user"], user.id)
+        await self._rows("delete_user", user.id)
 
     async def login_failed(self, user: User) -> None:
-        await self._pool.execute(self._sql["login_failed"], user.id)
+        await self._rows("login_failed", user.id)
 
     async def login_succeeded(self, user: User) -> None:
-        await self._pool.execute(self._sql["login_succeeded"], user.id)
+        await self._rows("login_succeeded", user.id)
 
     async def begin_session(
         self, user: User, jti: str, expires_at: datetime | None, address: str, description: str
     ) -> None:
-        await self._pool.execute(self._sql["begin_session"], user.id, jti, expires_at, address, description[:200])
+        await self._rows("begin_session", user.id, jti, expires_at, address, description[:200])
 
     async def live_session(self, jti: str) -> User | None:
         """The user of a session; None when it has ended."""
         return await self._one("live_session", jti)
 
     async def revoke_session(self, jti: str) -> None:
-        await self._pool.execute(self._sql["revoke_session"], jti)
+        await self._rows("revoke_session", jti)
 
     async def revoke_sessions(self, user: User) -> None:
-        await self._pool.execute(self._sql["revoke_sessions"], user.id)
+        await self._rows("revoke_sessions", user.id)
 
     async def sessions_of(self, user: User) -> list[Mapping[str, Any]]:
-        return [dict(record) for record in await self._pool.fetch(self._sql["sessions_of"], user.id)]
+        return [dict(record) for record in await self._rows("sessions_of", user.id)]
 
     async def forget_sessions(self) -> None:
-        await self._pool.execute(self._sql["forget_sessions"])
+        await self._rows("forget_sessions")
 
     async def audit(
         self,
@@ -168,11 +169,24 @@ class UserStore:
     ) -> None:
         """Note what was done; `action` such as `login` or `user add`."""
         details = [msgspec.json.encode(one).decode() if one is not None else None for one in (before, after)]
-        await self._pool.execute(self._sql["audit_write"], actor, address, action, subject, None, *details)
+        await self._rows("audit_write", actor, address, action, subject, None, *details)
 
     async def _one(self, statement: str, *args: object) -> User | None:
-        record = await self._pool.fetchrow(self._sql[statement], *args)
-        return User.from_record(record) if record is not None else None
+        rows = await self._rows(statement, *args)
+        return User.from_record(rows[0]) if rows else None
+
+    async def _rows(self, statement: str, *args: object) -> list[asyncpg.Record]:
+        """Raises `TimeoutError` when PostgreSQL does not answer."""
+        async with asyncio.timeout(_STATEMENT_SECONDS):
+            connection = await self._pool.acquire()
+            try:
+                return await connection.fetch(self._sql[statement], *args)
+            except asyncio.CancelledError:
+                # asyncpg would ask PostgreSQL to cancel the statement, and wait for that without a limit.
+                connection.terminate()
+                raise
+            finally:
+                await self._pool.release(connection, timeout=_STATEMENT_SECONDS)
 
 
 def is_username(name: str) -> bool:

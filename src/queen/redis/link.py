@@ -100,7 +100,7 @@ class RedisLink:
             raise
         except self._failures as error:
             self._mark_down(error)
-            raise RedisUnavailable(f"Redis is unavailable: {error or type(error).__name__}") from error
+            raise RedisUnavailable(f"Redis is unavailable: {self._reason(error)}") from error
 
     def _mark_down(self, error: BaseException) -> None:
         self.errors += 1
@@ -108,7 +108,12 @@ class RedisLink:
             return
         self.up = False
         self._lost.set()
-        log.warning("Redis is unavailable, continuing with PostgreSQL alone: %s", error or type(error).__name__)
+        log.warning("Redis is unavailable, continuing with PostgreSQL alone: %s", self._reason(error))
+
+    def _reason(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError) and not str(error):
+            return f"no answer within {self._timeout:g} s"
+        return str(error) or type(error).__name__
 
     async def _reconnect(self) -> None:
         while True:
@@ -124,7 +129,7 @@ class RedisLink:
             async with asyncio.timeout(self._timeout):
                 await self._client.execute_command("PING")
         except self._failures as error:
-            log.debug("Redis does not answer a ping: %s", error or type(error).__name__)
+            log.debug("Redis does not answer a ping: %s", self._reason(error))
             return
         self.up = True
 

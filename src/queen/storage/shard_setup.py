@@ -114,7 +114,7 @@ async def _connect(dsn: str) -> Connection | None:
     try:
         return await asyncpg.connect(dsn, timeout=5)
     except UNAVAILABLE_ERRORS as error:
-        log.warning("shard is unavailable: %s", error or type(error).__name__)
+        log.warning("shard is unavailable: %s", unavailable_reason(error))
         return None
 
 

@@ -156,7 +156,7 @@ class HttpBroker:
             async with self._session.request(method, self._url + path, timeout=timeout, **options) as response:
                 status, content = response.status, await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise StreamsHttpError(f"{method} {path} failed: {error or type(error).__name__}") from error
+            raise StreamsHttpError(f"{method} {path} failed: {str(error) or type(error).__name__}") from error
         decoded = _read(content)
         if 200 <= status < 300:
             return decoded

@@ -127,7 +127,9 @@ async def _open(url: str, http: HttpClient, log: ClientLog) -> _Connection:
         if isinstance(error, TimeoutError):
             raise QueenTimeoutError(f"no connection after {_CONNECT_SECONDS} s", "GET", url) from error
         if isinstance(error, aiohttp.ClientError | OSError):
-            raise QueenConnectionError(f"connection failed: {error or type(error).__name__}", "GET", url) from error
+            raise QueenConnectionError(
+                f"connection failed: {str(error) or type(error).__name__}", "GET", url
+            ) from error
         raise
     return _Connection(session, socket, url, log)
 
