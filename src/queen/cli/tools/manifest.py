@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import typer
 
@@ -35,6 +35,7 @@ from queen.cli.common.printable import printable
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_time
 from queen.cli.common.tree import command, group
+from queen.wire.paths import path_of
 
 apply_app = group("Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.")
 export_app = group("Write the file that `queen apply` reads.")
@@ -585,7 +586,7 @@ def _subscribe(session: Session, name: str, queue: str, to: str) -> None:
     """Have a new group begin at a place: its first pop makes it, and the seek takes back what that pop leased."""
     start = "now" if to.lower() in END_WORDS else iso(parse_time(to))
     asked = urlencode({"consumerGroup": name, "subscriptionFrom": start, "batch": 1, "wait": "false"})
-    session.queen.request("GET", f"/api/v1/pop/queue/{quote(queue, safe='')}?{asked}")
+    session.queen.request("GET", f"{path_of('/api/v1/pop/queue', queue)}?{asked}")
     _seek(session, name, queue, to)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 import numpy as np
@@ -28,6 +28,7 @@ from queen.spark.source.connections import (
 )
 from queen.spark.source.offsets import Numbers
 from queen.wire.ids import parse_partition_uuid
+from queen.wire.paths import path_of
 from queen.wire.segment import Frame, decode_frames
 from queen.wire.times import iso_micros
 
@@ -415,7 +416,7 @@ class ServerLog:
         for slot, span in enumerate(spans):
             at = span.start
             while at < span.end:
-                place = f"/api/v1/read/{quote(span.queue, safe='')}/partition/{quote(span.partition, safe='')}"
+                place = path_of("/api/v1/read", span.queue, "partition", span.partition)
                 data = self._get(place, {"from": str(at), "to": str(span.end)})
                 before = at
                 frames = list(decode_frames(data))
@@ -427,7 +428,7 @@ class ServerLog:
                     break
 
     def _partitions(self, queue: str, query: Mapping[str, str]) -> list[_Partition]:
-        answer = self._get(f"/api/v1/read/{quote(queue, safe='')}", query)
+        answer = self._get(path_of("/api/v1/read", queue), query)
         return msgspec.json.decode(answer, type=_Partitions).partitions
 
     def _get(self, path: str, query: Mapping[str, str]) -> bytes:
