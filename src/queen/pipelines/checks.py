@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from queen.pipelines.declaration import Declaration, Dedup, Join, Sink, SourceKind, Sql, Step, Window
 from queen.pipelines.errors import DeclarationError, Problem
+from queen.suggestions import did_you_mean
 
 # A name is a directory, a metric's label and a table in SQL.
 _PIPELINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -83,8 +83,7 @@ def _references(declaration: Declaration, declared: set[str]) -> Iterator[Proble
             yield Problem(entry.where, f"step '{entry.name}' reads from none of the sources and steps")
         for name in inputs:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}"
+                hint = did_you_mean(name, names, f"there are {', '.join(names) or 'none'}")
                 yield Problem(
                     entry.where, f"{what} '{entry.name}' takes rows from '{name}', which is not there; {hint}"
                 )

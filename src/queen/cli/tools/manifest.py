@@ -13,7 +13,6 @@ name: leads
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from queen.cli.common.printable import printable
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_time
 from queen.cli.common.tree import command, group
+from queen.suggestions import did_you_mean
 from queen.wire.paths import path_of
 
 apply_app = group("Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.")
@@ -539,8 +539,7 @@ def _check_config(document: Mapping[str, Any], where: str, known: Mapping[str, s
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(known)}"
+    return "; " + did_you_mean(name, known, f"there is {', '.join(known)}", cutoff=0.5)
 
 
 def _name(document: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import http.client
 import logging
 import time
@@ -27,6 +26,7 @@ from queen.spark.source.connections import (
     shard_connection,
 )
 from queen.spark.source.offsets import Numbers
+from queen.suggestions import did_you_mean
 from queen.wire.ids import parse_partition_uuid
 from queen.wire.paths import path_of
 from queen.wire.segment import Frame, decode_frames
@@ -312,8 +312,7 @@ class ShardLog:
                 raise QueueMoving(f"queue {', '.join(sorted(arriving & set(absent)))} is being moved to another shard")
         if absent:
             shards = "the shard" if len(self._urls) == 1 else f"any of the {len(self._urls)} shards"
-            near = difflib.get_close_matches(absent[0], self._known_names(), 1)
-            hint = f"did you mean {near[0]!r}?" if near else "create it, or check databaseUrls"
+            hint = did_you_mean(absent[0], self._known_names(), "create it, or check databaseUrls")
             raise NotFound(f"there is no queue {', '.join(absent)} on {shards} that databaseUrls names; {hint}")
 
 
