@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from queen.chunks import chunks
 from queen.log.catalog import Partition
 from queen.log.dedup_filter import DedupFilter, Hashes
 from queen.log.segments import TimeSearch, offsets_after, read_segment
@@ -59,8 +60,7 @@ class Dedup:
     async def load_windows(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
         """Load the ids inside the window of partitions that this worker does not know yet."""
         unknown = [partition for partition in partitions if partition.known_to is None]
-        for start in range(0, len(unknown), _LOADED_TOGETHER):
-            group = unknown[start : start + _LOADED_TOGETHER]
+        for group in chunks(unknown, _LOADED_TOGETHER):
             await self._load_windows(fetcher, group, [float(window[partition.queue_id]) for partition in group])
 
     async def _load_windows(self, fetcher: Fetcher, unknown: Sequence[Partition], windows: Sequence[float]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -14,6 +14,7 @@ import asyncpg
 
 from queen.broker.maintenance.election import Session
 from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Capacity, Memory, PushListener, Schedule
+from queen.chunks import chunks
 from queen.storage.database import Record
 
 LONGEST_PAUSE = 3600.0
@@ -206,7 +207,7 @@ class Trimmer:
 
     async def _trim_queue(self, session: Session, cut: Cut, schedule: Schedule) -> bool:
         tally = _Tally()
-        for ids in _portions(schedule.due(self._clock()), PAGE):
+        for ids in chunks(schedule.due(self._clock()), PAGE):
             await self._trim_partitions(session, cut, schedule, ids, tally)
         tally.more |= await self._trim_unknown(session, cut, schedule, tally)
         if tally.messages:
@@ -230,7 +231,7 @@ class Trimmer:
     async def _trim_partitions(
         self, session: Session, cut: Cut, schedule: Schedule, ids: Sequence[int], tally: _Tally
     ) -> None:
-        for some in _portions(await self._look(session, cut, schedule, ids), _TOGETHER):
+        for some in chunks(await self._look(session, cut, schedule, ids), _TOGETHER):
             sweep = Sweep(dict.fromkeys(some, 0))
             try:
                 await self._make(session, cut, sweep)
@@ -273,11 +274,6 @@ class Trimmer:
             if await self._sweeper.sweep_some(session, sweep) and not ids:
                 return
         sweep.unfinished = True
-
-
-def _portions(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 _CUTS = (
