@@ -36,7 +36,6 @@ class Earlier:
 
     message_id: str
     block: bytes
-    offset: int
 
 
 class Dedup:
@@ -157,8 +156,7 @@ class Dedup:
                     segment = read_segment(self._envelope, stored)
                     for index, id in enumerate(segment.transaction_ids()):
                         if id in ids:
-                            offset = segment.base_offset + index
-                            found.setdefault(id, Earlier(segment.block.text(index), row["ids"][:16], offset))
+                            found.setdefault(id, Earlier(segment.block.text(index), row["ids"][:16]))
             if len(page) < _PAGE or not page[-1]["recent"]:
                 return found
             before = page[-1]["base_offset"]
@@ -194,12 +192,12 @@ class Dedup:
             # Its key is missing, say. Then the hash has to do: 64 bits are hardly ever equal by chance.
             block = IdBlock.parse(packed)
             for index, id in wanted.items():
-                found.setdefault(id, Earlier(block.text(index), packed, base + index))
+                found.setdefault(id, Earlier(block.text(index), packed))
             return
         ids = segment.transaction_ids()
         for index, id in wanted.items():
             if ids[index] == id and not segment.is_deleted(index):
-                found.setdefault(id, Earlier(segment.block.text(index), packed, base + index))
+                found.setdefault(id, Earlier(segment.block.text(index), packed))
 
     async def _load(self, fetcher: Fetcher, partition: Partition, before: int, window: float) -> None:
         """Learn the ids inside the window that a partition has below an offset."""

@@ -49,7 +49,6 @@ class Copy:
 class Redriven:
     """What a message became."""
 
-    transaction_id: str
     new_transaction_id: str
     new_message_id: str
 
@@ -178,8 +177,8 @@ class Redriver:
             items.append(PushItem(queue.name, copy.partition.name, payload, name, copy.trace_id or ""))
         stored = await self._pusher.store_in(transaction, items, producer)
         messages = [
-            Redriven(copy.transaction_id, item.transaction_id, message_id)
-            for copy, item, (message_id, _) in zip(copies, items, stored.messages, strict=True)
+            Redriven(item.transaction_id, message_id)
+            for item, (message_id, _) in zip(items, stored.messages, strict=True)
         ]
         return _Sent(messages, 0, stored)
 

@@ -119,9 +119,6 @@ class Output:
         if not self.quiet:
             print(printable(text), file=self._err)
 
-    def warn(self, text: str) -> None:
-        print(printable(f"queen: {text}"), file=self._err)
-
     def styled(self, text: str, *styles: str) -> str:
         """The text in colours where there are colours."""
         if not self.color or not styles:

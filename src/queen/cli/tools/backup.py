@@ -323,7 +323,7 @@ def _target(database_url: str | None, data_dir: Path | None) -> Any:
     """The databases to restore into; an embedded one is made if there is none, and must not be in use."""
     settings = server_settings(database_url, data_dir)
     if settings.database_dsns:
-        yield Databases(settings.database_dsns, settings, False)
+        yield Databases(settings.database_dsns, settings)
         return
     from queen.embedded import EmbeddedPostgres
     from queen.embedded.postmaster import find_postmaster
@@ -333,7 +333,7 @@ def _target(database_url: str | None, data_dir: Path | None) -> Any:
         raise UserError(f"a server runs on {settings.queen_data_dir}; stop it first")
     settings.queen_data_dir.mkdir(parents=True, exist_ok=True)
     with EmbeddedPostgres(place) as server:
-        yield Databases((server.dsn(),), settings, True)
+        yield Databases((server.dsn(),), settings)
 
 
 def _spool_places(settings: Settings) -> dict[str, Path]:
