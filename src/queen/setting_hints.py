@@ -1,4 +1,4 @@
-"""Environment variables that look like settings and are none: misspelt ones, and those of other Queen servers."""
+"""Hints about environment variables that are not settings: misspelt ones, and those of other Queen servers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ _NEARLY_EQUAL: Final = 0.9
 
 
 def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Iterator[str]:
-    """One line for each variable that its writer may take for a setting; `known` are the settings there are."""
+    """One line for each variable that looks like a setting and is not; `known` are the names of the settings."""
     for name in sorted(environ.keys() - set(known) - _NOT_OF_THE_SERVER):
         plain = name.removesuffix("_FILE")
         if name in SUPERSEDED:

@@ -642,7 +642,7 @@ class Settings:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a request has to say who sends it."""
+        """Whether requests have to be authenticated."""
         return self.jwt_enabled or self.queen_login or self.tls_client_auth == "required"
 
     @property

@@ -1,4 +1,4 @@
-"""What a connection of type `queen` says."""
+"""Airflow connections of type `queen`: reading and checking them."""
 
 from __future__ import annotations
 

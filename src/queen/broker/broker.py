@@ -48,7 +48,7 @@ from queen.wire.envelope import Envelope
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Broker:
-    """Everything a worker does with queues of one shard. Routes call the component they need."""
+    """The components of a worker for the queues of one shard. They are public: routes call the one they need."""
 
     settings: Settings
     worker_id: int

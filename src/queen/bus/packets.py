@@ -1,4 +1,4 @@
-"""What hosts send each other: events and signs of life, many of them in one packet."""
+"""Packets between hosts: events and heartbeats, many of them in one packet."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OVERHEAD = 96
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """A sign of life. `to` is the address it was sent to, so that a host that is its own peer recognises itself."""
+    """Shows that a host is alive. `to` is the address it was sent to, by which a host recognises itself as a peer."""
 
     name: str
     to: str

@@ -181,7 +181,7 @@ class AdminCalls(Generic[Answer]):
         return self._get("/api/v1/dlq", params)
 
     def get_dead_letter_report(self, **params: Any) -> Answer:
-        """What dead letters died of, by the same parameters; the most frequent first."""
+        """The errors of dead letters, by the same parameters; the most frequent first."""
         return self._get("/api/v1/dlq/report", params)
 
     def retry_dead_letters(self, queue: str, **selection: Any) -> Answer:

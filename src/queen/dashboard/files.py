@@ -40,7 +40,7 @@ _NOT_PAGES: Final = ("api/", "assets/", "internal/", "metrics/", "streams/v1/", 
 
 @dataclass(slots=True)
 class _File:
-    """One built file. What it holds is read when it is first asked for."""
+    """One built file. Its content is read when it is first requested."""
 
     source: Traversable
     media_type: bytes

@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline before and while it runs, and the cause in what Spark says.
+"""Errors of pipelines, and the cause within an error of Spark.
 
 PipelineError
 ├── DeclarationError     the file that declares the pipeline is wrong; every problem, with its place
@@ -22,7 +22,7 @@ from queen.errors import QueenError
 
 
 class PipelineError(QueenError):
-    """A pipeline cannot do what it was asked to."""
+    """A pipeline cannot be run as requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ _STATE: Final = re.compile(r"\s*\bSQLSTATE: \w{5}\b")
 
 
 def cause_of(error: BaseException | str) -> str:
-    """The line that says why, out of all that Spark says of a failure."""
+    """The line of a Spark error that names the cause."""
     texts = [_PLAN.split(one)[0] for one in ([error] if isinstance(error, str) else _texts(error))]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     for pattern in (_OURS, _PYTHON, _JAVA):
@@ -102,12 +102,12 @@ def cause_of(error: BaseException | str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without the codes of Spark's errors, which say nothing more."""
+    """The text without Spark's error codes."""
     return _STATE.sub("", _CODE.sub("", text)).rstrip("; ")[:_LONGEST_CAUSE]
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """What an error and its causes say, in Python and in the JVM, the outermost first."""
+    """The texts of an error and its causes, in Python and in the JVM, the outermost first."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

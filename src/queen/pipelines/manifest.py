@@ -1,4 +1,4 @@
-"""A directory of Parquet files that grows by whole commits, whatever is killed and whenever.
+"""A directory of Parquet files with atomic commits: a process may be killed at any time.
 
     queue=orders/date=2026-11-15/hour=14/00000012-0.parquet
     _manifest/00000012.json     what commit 12 added and removed

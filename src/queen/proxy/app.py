@@ -1,4 +1,4 @@
-"""The proxy: an HTTP server that asks people to log in, and passes on what those may ask who have."""
+"""The proxy: an HTTP server that requires a login, and forwards the requests of authenticated users."""
 
 from __future__ import annotations
 

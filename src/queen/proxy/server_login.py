@@ -43,7 +43,7 @@ class Session:
 
 
 class ServerLogin:
-    """Serves the routes of logging in beside those of the server, and knows whose cookie a request carries."""
+    """Serves the routes of logging in beside those of the server, and identifies users by their cookies."""
 
     def __init__(self, settings: Settings, dsn: str) -> None:
         self._secure = bool(settings.tls_cert)

@@ -35,7 +35,7 @@ _ROLE_OF: Final = {Access.ADMIN: "admin", Access.READ_WRITE: "read-write", Acces
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends a request, and the token that says so."""
+    """The sender of a request, and the token that identifies it."""
 
     username: str
     role: str

@@ -1,4 +1,4 @@
-"""Which shard a new name belongs to, and on which one an id was made."""
+"""Sharding by hash: the shard of a new name, and the shard that created an id."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SEPARATOR: Final = "\n"
 
 
 class Kind(StrEnum):
-    """What has a place of its own."""
+    """The kinds of names that are placed on shards."""
 
     QUEUE = "queue"
     TOPIC = "topic"

@@ -114,7 +114,7 @@ class Acker:
         return waiting
 
     def _count(self, pending: list[_Pending], partitions: dict[int, Partition]) -> None:
-        """Let the meter know what became of the items of a request, by queue."""
+        """Count the outcomes of the items of a request in the meter, by queue."""
         by_queue: dict[str | None, list[_Pending]] = {}
         for one in pending:
             partition = partitions.get(one.partition_id)

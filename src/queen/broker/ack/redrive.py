@@ -47,7 +47,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What a message became."""
+    """The copy that was stored of a message."""
 
     new_transaction_id: str
     new_message_id: str
@@ -120,7 +120,7 @@ class Redriver:
         return await self._carry_out(queue, partition_ids, work)
 
     async def _carry_out(self, queue: Queue, partition_ids: list[int], work: _Work) -> tuple[list[Redriven], int]:
-        """Do the work in a transaction; again after a deadlock, and with new ids if the old ones exist already."""
+        """Run the transaction; retry after a deadlock, and with new ids if the old ones exist already."""
         for attempt in range(1, _ATTEMPTS + 1):
             known = await self._catalog.queue(queue.name)
             partitions = await self._catalog.partitions_by_id(partition_ids)

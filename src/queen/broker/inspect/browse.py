@@ -1,4 +1,4 @@
-"""What has become of a message, read off the cursors of its partition."""
+"""The status of a message, computed from the cursors of its partition."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ class Target:
 
 
 class TargetFailed(QueenError):
-    """The target cannot be reached, or refused what it was asked."""
+    """The target cannot be reached, or refused a statement."""
 
 
 class CopyFailed(QueenError):

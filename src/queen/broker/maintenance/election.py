@@ -1,4 +1,4 @@
-"""Who does what one worker does for all workers and hosts: the session that holds an advisory lock."""
+"""Leader election: the session that holds an advisory lock runs what only one worker of all hosts may run."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Session:
 
 
 class Election:
-    """Acquires a lock that one process of all hosts holds at a time."""
+    """Elects a leader: acquires a lock that one process of all hosts holds at a time."""
 
     def __init__(self, database: Database, lock: AdvisoryLock) -> None:
         self._database = database

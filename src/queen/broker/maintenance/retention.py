@@ -1,4 +1,4 @@
-"""Retention: messages of queues with `retentionEnabled` go when they are old enough."""
+"""Retention: removes messages of queues with `retentionEnabled` when they are old enough."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rule as an option of a queue asks for it."""
+    """A rule as an option of a queue configures it."""
 
     rule: Rule
     kind: Kind
@@ -54,7 +54,7 @@ class Cut:
 
 
 def cuts_of(queues: Sequence[Record], options: Sequence[tuple[Rule, Kind, str]]) -> list[Cut]:
-    """The cuts that queues ask for, by options under the names of their columns."""
+    """The cuts that the options of queues configure, by the names of their columns."""
     return [
         Cut(rule, kind, queue["id"], queue["name"], queue[column])
         for queue in queues
@@ -99,7 +99,7 @@ class Sweep:
 
 
 class Sweeper:
-    """Sweeps partitions, `batch` segments at a time."""
+    """Removes segments below the floors of partitions, `batch` at a time."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -125,14 +125,14 @@ class Sweeper:
         return segments < self._batch
 
     async def _remove_traces(self, session: Session, ends: dict[int, int]) -> None:
-        """A trace goes with its message."""
+        """Remove the traces of removed messages."""
         ids, offsets = list(ends), list(ends.values())
         while len(await session.fetch("remove_old_traces", ids, offsets, self._batch)) == self._batch:
             pass
 
 
 class Pause:
-    """Rests as long as a step has taken, so that removing takes no more than half of PostgreSQL's attention."""
+    """Sleeps as long as a step has taken, so that removing takes at most half of PostgreSQL's capacity."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -216,7 +216,7 @@ class Trimmer:
         return tally.more
 
     async def _trim_unknown(self, session: Session, cut: Cut, schedule: Schedule, tally: _Tally) -> bool:
-        """Get to know partitions, a bounded number in a run; whether there are more."""
+        """Examine partitions for the first time, a bounded number in a run; whether there are more."""
         for _ in range(_PAGES_PER_RUN):
             if schedule.after is None:
                 return False

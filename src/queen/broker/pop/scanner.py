@@ -160,7 +160,7 @@ class LaneScanner:
             self._spawn(look(lane, nonblocking))
 
     async def _check_stale(self, lane: Lane, nonblocking: Iterable[Pop]) -> None:
-        """Find out whether what other workers took from has something left, then go on as if they had not."""
+        """Check whether stale partitions still have messages, then serve the lane again."""
         if await self._is_read(lane, check_stale(self._database, lane, self._holds), nonblocking):
             self._kick(lane)
 

@@ -1,4 +1,4 @@
-"""Ephemeral queues: their declarations outlive everything, their messages, in tables that are not logged, nothing.
+"""Ephemeral queues: their declarations are durable; their messages, in unlogged tables, are lost in a crash.
 
 All that happens to one queue happens one after the other, under the lock of its ring.
 """
@@ -53,7 +53,7 @@ _MOST_BYTES: Final = 4 << 20
 
 
 class _Ring(NamedTuple):
-    """A queue that is locked: its life, what it holds, and its options."""
+    """A locked queue: its epoch, its messages, and its options."""
 
     epoch: int
     length: int

@@ -1,4 +1,4 @@
-"""Timers as they are scheduled, cancelled and looked at; `broker.transactions.timer_firing` pushes their messages."""
+"""Timers: scheduling, cancelling and listing them; `broker.transactions.timer_firing` pushes their messages."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Transactions:
     def _count(
         self, decisions: dict[CursorKey, Decision], partitions: dict[int, Partition], stored: StoredPush
     ) -> None:
-        """Let the meter know; messages that were pushed are counted where they are stored."""
+        """Count the operations in the meter; pushed messages are counted where they are stored."""
         touched = {partition.queue_name for _, partition in stored.messages}
         for key, decision in decisions.items():
             queue = partitions[key[0]].queue_name

@@ -328,7 +328,7 @@ def replay(
 
 
 def seek_body(to: str | None, offset: int | None) -> tuple[dict[str, Any], str]:
-    """What a seek asks for, and what that is called: an offset, the end, the beginning, or a time."""
+    """The target of a seek (an offset, the end, the beginning or a time), and its description."""
     if (to is None) == (offset is None):
         raise UserError("say where to: either --to or --offset")
     if to is None:

@@ -31,7 +31,7 @@ class UserError(CommandFailed):
 
 
 class ServerFailed(CommandFailed):
-    """The server cannot be reached, or did not do what it was asked."""
+    """The server cannot be reached, or the request failed."""
 
     code = SERVER
 

@@ -1,4 +1,4 @@
-"""What commands print: rows as a table, JSON, YAML, CSV or text, on stdout; everything else on stderr."""
+"""Output of commands: rows as a table, JSON, YAML, CSV or text, on stdout; everything else on stderr."""
 
 from __future__ import annotations
 

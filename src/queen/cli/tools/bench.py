@@ -1,4 +1,4 @@
-"""`queen bench`: how fast messages go in and out of this server, from here."""
+"""`queen bench`: throughput and latency of pushes and pops, measured from this machine."""
 
 from __future__ import annotations
 

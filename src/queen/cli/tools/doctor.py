@@ -1,4 +1,4 @@
-"""`queen doctor`: what is wrong with a deployment, and what to do about it."""
+"""`queen doctor`: checks of a deployment, with advice."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
 
 
 class _State:
-    """What the server has, asked for when it is first needed."""
+    """The state of the server, requested when it is first needed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

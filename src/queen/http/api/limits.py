@@ -1,4 +1,4 @@
-"""How much one request may ask for: items that cost far more memory and time than their bytes are counted first."""
+"""Limits of single requests: items that cost far more memory and time than their bytes are counted first."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class _Limit:
 
 
 class RequestLimits:
-    """Refuses requests that ask for more than the settings allow, before they are decoded."""
+    """Refuses requests that exceed the limits of the settings, before they are decoded."""
 
     def __init__(self, settings: Settings) -> None:
         self._most_each = settings.body_bytes
@@ -113,7 +113,7 @@ class RequestLimits:
         """A body that is shorter than this number of bytes is within the limits."""
 
     def refusal(self, request: Request) -> Response | None:
-        """What a request is answered that asks for too much; None if it does not."""
+        """The response to a request that exceeds a limit; None where it exceeds none."""
         route, body = request.route, request.body
         if route is None:
             return None

@@ -1,4 +1,4 @@
-"""Who sends a request, and what it may touch: read off the claims of a verified token."""
+"""The sender of a request and its permissions, read from the claims of a verified token."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Principal:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there are queues, namespaces or groups it may not touch."""
+        """Whether it is limited to some queues, namespaces or groups."""
         return self.queues is not None or self.namespaces is not None or self.groups is not None
 
     def may_use_topics(self, namespace: str, needed: Access) -> bool:

@@ -1,4 +1,4 @@
-"""What goes in and out of a handler: requests, responses, the error a handler may raise instead, and routes."""
+"""Requests, responses, routes, and the error that a handler may raise instead of a response."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _is_below(self, least: int, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> bool:
-        """Whether what waits has fewer bytes; with more segments than are looked at, it has enough."""
+        """Whether the backlog has fewer bytes; with more segments than are examined, it has enough."""
         total = 0
         for segments, first, counts in zip(self._all_sizes(ends, starts, waiting), starts, waiting, strict=True):
             total += int(segments[:, 2].sum())

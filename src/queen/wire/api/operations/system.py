@@ -1,4 +1,4 @@
-"""What the server says of itself: its settings, shards, streaming queries, pipelines and connections."""
+"""The server itself: its settings, shards, streaming queries, pipelines and connections."""
 
 from __future__ import annotations
 
