@@ -48,12 +48,12 @@ SUPERSEDED: Final[Mapping[str, str]] = {
     "QUEEN_RETENTION_INTERVAL_MS": "RETENTION_INTERVAL",
     "WEBAPP_ROOT": "the dashboard is part of the package",
 }
-"""Variables that earlier servers had, and what does their work here."""
+"""Variables of earlier servers, and what replaces them."""
 
 _OF_BATCHES: Final = re.compile(
     r"QUEEN_[A-Z_]+_(?:PREFERRED_BATCH_SIZE|MAX_BATCH_SIZE|MAX_HOLD_MS|MAX_CONCURRENT)|QUEEN_VEGAS_[A-Z_]+"
 )
-"""What earlier servers had for each kind of request."""
+"""Variables of earlier servers for each kind of request."""
 
 _PREFIXES: Final = (
     "QUEEN_",

@@ -36,7 +36,7 @@ def span_exporters(environ: Mapping[str, str]) -> tuple[str, ...]:
             raise SettingsError(f"{cause}: expected otlp, console or none")
         if not _is_installed(_NEEDED[exporter]):
             raise SettingsError(
-                f"{cause} asks for spans, and OpenTelemetry's SDK is not installed: "
+                f"{cause} enables tracing, but OpenTelemetry's SDK is not installed: "
                 "pip install '.[server,otel]' in a clone, or unset the variable"
             )
     if "otlp" in exporters:

@@ -277,7 +277,7 @@ async def test_state_is_read_whatever_checksum_a_kill_has_left_beside_it(runner:
     ("step", "expected"),
     [
         ("{sql: SELECT nothing FROM events}", "pipeline.yaml:3: 'x': "),
-        ("{sql: SELECT n FRM events}", "pipeline.yaml:3: step 'x' reads from none"),
+        ("{sql: SELECT n FRM events}", "pipeline.yaml:3: step 'x' reads from no source"),
         ("{sql: SELECT n FROM events WHERE (}", "pipeline.yaml:3: 'x': "),
         ("{from: events, dedup: [nothing]}", "pipeline.yaml:3: 'x': "),
     ],

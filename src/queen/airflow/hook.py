@@ -53,7 +53,7 @@ class QueenHook(BaseHook):
         """For the button of Airflow's page of connections."""
         try:
             with self.get_conn() as queen:
-                # It asks for the token, too, which the health of the server does not.
+                # It requires the token, too, which the health probe of the server does not.
                 queen.admin.list_queues(limit=1)
         except QueenError as error:
             return False, str(error)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from queen.errors import BadRequest
 
 _SMALL: Final = 1 << 20
-# Those that make large answers leave the other connections to PostgreSQL, and the memory, to everybody else.
+# The rest of the connections to PostgreSQL, and of the memory, stays free for other requests.
 _LARGE_AT_A_TIME: Final = 2
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 Event: TypeAlias = tuple[str, int, int, int, int, str]
-"""(kind, queue id, partition id, group id, number, name); this package does not care what the kinds mean."""
+"""(kind, queue id, partition id, group id, number, name); this package does not know the kinds."""
 
 ROUTE = "/internal/api/events"
 """Where a host takes packets over HTTP."""
@@ -40,7 +40,7 @@ class Packet(msgspec.Struct, array_like=True):
     """One message from a worker of one host to another host."""
 
     boot: _Number
-    """The host, since it was started; all its workers say the same."""
+    """The number of this start of the host; the same for all its workers."""
     sender: _Number
     """The worker process."""
     sequence: _Number

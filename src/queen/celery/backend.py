@@ -299,7 +299,7 @@ class QueenBackend(KeyValueStoreBackend):
 
         def report(error: Exception, pauses: Iterator[float], retries: int) -> float:
             if not retries:
-                logger.warning("%s has no answer, trying again: %s", self._address.url, error)
+                logger.warning("%s failed, retrying: %s", self._address.url, error)
             return next(pauses)
 
         result: T = retry_over_time(

@@ -133,7 +133,7 @@ class Source:
                 now = time.monotonic()
                 if failing_since is None:
                     failing_since = now
-                    logger.warning("polling %s failed, trying again: %s", self._link.address.url, error)
+                    logger.warning("polling %s failed, retrying: %s", self._link.address.url, error)
                 elif now - failing_since > self._outage_grace:
                     self._on_error(error)
                     return

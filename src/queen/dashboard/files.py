@@ -1,4 +1,4 @@
-"""Serves the built files: hashed assets for ever, the page itself for every address that is one of the dashboard's."""
+"""Serves the built files: hashed assets are cached forever; every path of the dashboard is the page."""
 
 from __future__ import annotations
 

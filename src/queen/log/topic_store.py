@@ -112,7 +112,7 @@ class TopicStore:
             waiting = await self._store_once(fetcher, waiting, topics, stored)
             if not waiting:
                 return stored
-        raise Overloaded("topics are being deleted while they are enqueued to; nothing is sure, try again soon")
+        raise Overloaded("topics are being deleted while they are enqueued to; some items may be stored; try again")
 
     async def _store_once(
         self, fetcher: Fetcher, entries: list[Entry], topics: dict[TopicKey, Topic], stored: Stored

@@ -233,10 +233,10 @@ class SpecReader:
         if len(found) == 1:
             return found[0]
         if found:
-            self.report(where, f"{what} is one thing, but says {' and '.join(found)}")
+            self.report(where, f"{what} must have only one of {' and '.join(found)}")
             return None
         hint = next((f"; {hint}" for key in spec if (hint := did_you_mean(key, kinds))), "")
-        self.report(where, f"{what} says none of {', '.join(kinds)}{hint}")
+        self.report(where, f"{what} needs one of {', '.join(kinds)}{hint}")
         return None
 
     def _known(self, what: str, where: Where, spec: Mapping[str, Any], keys: Iterable[str]) -> None:

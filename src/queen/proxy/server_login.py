@@ -24,7 +24,7 @@ from queen.proxy.users import UserStore
 from queen.settings import Settings
 
 _LOOK_SECONDS = 15.0
-"""How often it is looked whether the session of a connection has been ended."""
+"""How often the sessions of connections are checked."""
 
 
 _PROGRAMS: Final = "/api/"

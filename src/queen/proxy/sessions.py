@@ -176,7 +176,7 @@ class Sessions:
             return None
         stamp = self._stamp(user)
         if any(claims.get(name) != value for name, value in stamp.items()):
-            # The user has got another role since, or the server asks for more; it reads both off the token.
+            # The role of the user has changed, or the server requires more; it reads both from the token.
             token = jwt.encode({"alg": "HS256"}, {**claims, **stamp}, self._key)
         return Identity(
             user.username,

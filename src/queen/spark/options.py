@@ -162,7 +162,7 @@ class ReadOptions:
     limits: BatchLimits
     max_tasks: int
     max_read_share: float
-    """How much of the machine a read may take; tasks pause for it."""
+    """The share of the machine that a read may use; tasks pause to stay within it."""
     fail_on_data_loss: bool | None
     group: str | None
     mirror_group: str | None

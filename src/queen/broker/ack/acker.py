@@ -25,7 +25,7 @@ from queen.wire.segment import transaction_hash
 
 T = TypeVar("T")
 
-# How many items of a request are looked at before others have their turn.
+# How many items of a request are processed before the event loop runs other requests.
 _ITEMS_AT_A_TIME = 2000
 
 _encode = msgspec.json.encode

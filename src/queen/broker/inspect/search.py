@@ -30,7 +30,7 @@ _MOST_MESSAGES: Final = 20_000
 _MOST_BYTES: Final = 32 << 20
 _MOST_PARTITIONS: Final = 1000
 _MOST_SECONDS: Final = 2.0
-"""A search stops when it has looked at this much, or for this long, whatever it has found."""
+"""A search stops after examining this much, or after this time, whatever it has found."""
 _PARTITIONS_AT_ONCE: Final = 200
 _SEGMENTS_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 4 << 20
@@ -281,7 +281,7 @@ def _parse(cursor: str | None) -> _Cursor | None:
     try:
         return msgspec.json.decode(cursor, type=_Cursor)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise BadRequest("cursor must be the one that the search before has answered with") from error
+        raise BadRequest("cursor must be that of the previous answer to this search") from error
 
 
 def _encode(cursor: _Cursor) -> str:

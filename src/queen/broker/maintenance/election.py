@@ -143,7 +143,7 @@ class Election:
             return None
 
     async def _end_silent_holder(self) -> None:
-        """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
+        """A process that was paused, or whose connection goes nowhere, would keep the lock forever."""
         if await self._database.fetch("end_silent_janitor", self._lock, _SILENT_SECONDS):
             log.warning("session that held lock %s was idle for too long; terminated", self._lock.name)
 

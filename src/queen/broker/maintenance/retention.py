@@ -18,7 +18,7 @@ from queen.chunks import chunks
 from queen.storage.database import Record
 
 LONGEST_PAUSE = 3600.0
-"""How late a change without a notification may be noticed: a group that went back, say."""
+"""Delay until a change without a notification is noticed, such as a seek backwards."""
 _SHORTEST_PAUSE = 1.0
 
 
@@ -80,7 +80,7 @@ def pause_after(cut: Cut, found: Record) -> float:
     # What waits gets older all at once when a group goes back, or a new one comes.
     if cut.rule is Rule.WAITING:
         pause = min(pause, LONGEST_PAUSE)
-    # Partitions that were met together are not looked at together for ever.
+    # So that partitions that were first seen together are not always examined together.
     return pause * random.uniform(0.5, 1.0) if pause == LONGEST_PAUSE else pause
 
 
@@ -187,7 +187,7 @@ class Trimmer:
             try:
                 more |= await self._trim_queue(session, cut, schedule)
             except Exception:
-                # What the schedule gave out was not looked at.
+                # The partitions that the schedule returned were not examined.
                 schedule.forget(self._clock())
                 raise
         return more
@@ -264,7 +264,7 @@ class Trimmer:
         """Raise floors and sweep below them, alternately."""
         _, raise_floors = cut.rule.value
         ids = list(sweep.starts)
-        # Few segments are looked at first: where only some are old, it is a waste to read many young ones.
+        # Few segments are examined first: where only some are old, it is a waste to read many young ones.
         look_at = min(_LOOK_AT_FIRST, self._batch)
         for _ in range(STEPS):
             if ids:

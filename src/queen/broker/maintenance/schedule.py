@@ -59,7 +59,7 @@ class PushListener:
 
 
 AT_ONCE = 0.0
-"""A time that has always passed."""
+"""A time in the past."""
 
 
 @dataclass(slots=True)

@@ -41,9 +41,9 @@ from queen.wire.state.ephemeral import (
 )
 
 _POLL_SECONDS: Final = 1.0
-"""How often a pop that waits looks, though it received no notification of a push."""
+"""Fallback polling interval of waiting pops, in case a notification is lost."""
 _RETRY_AFTER: Final = 1
-"""Seconds after which a push to a full queue may be repeated."""
+"""Seconds after which a push to a full queue may be retried."""
 _EPOCH_BITS: Final = 48
 _AGAIN: Final = frozenset({"failed", "retry"})
 

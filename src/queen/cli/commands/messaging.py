@@ -154,7 +154,7 @@ def pop(
     if queue is None and namespace is None and task is None:
         raise UserError("name a queue, or --namespace or --task: queen pop QUEUE")
     if from_mode not in (None, "all", "new", "new-only"):
-        raise UserError(f"--from-mode is all, new or new-only, not {from_mode}")
+        raise UserError(f"--from-mode must be all, new or new-only, not {from_mode}")
     session = Session.of(ctx)
     seconds = parse_duration(timeout)
     queen = session.connect(int(seconds * 1000) + 5000)

@@ -57,7 +57,7 @@ _LISTS: Final = {
     "quer": "queen stream list shows what there is",
     "queue": "queen queue list shows what there is",
 }
-"""What to do about a thing that the server does not have, by a word of its message."""
+"""Advice for resources that do not exist, by a word of the error message."""
 
 
 def _where_to_look(text: str) -> str:

@@ -228,7 +228,7 @@ async def _snapshots(databases: Databases, directory: Path | None) -> AsyncItera
             holder = await connected(dsn)
             stack.push_async_callback(holder.close)
             if not await holder.fetchval(sql["backup_is_queen"]):
-                raise UserError(f"{_place(dsn)} holds no Queen; there is nothing to back up")
+                raise UserError(f"{_place(dsn)} has no Queen schema; there is nothing to back up")
             await holder.execute("BEGIN")
             await holder.execute(sql["backup_lock_timeout"])
             try:
@@ -312,7 +312,7 @@ async def _make_room(dsn: str, force: bool) -> None:
         if await connection.fetchval(sql["restore_is_empty"]):
             return
         if not force:
-            raise UserError(f"{_place(dsn)} holds a Queen already; --force replaces it")
+            raise UserError(f"{_place(dsn)} has a Queen schema already; --force replaces it")
         await connection.execute(sql["restore_drop"])
     finally:
         await connection.close()

@@ -194,7 +194,7 @@ def _ready(answer: Mapping[str, Any]) -> Finding:
 
 def _clock(queen: Any) -> Iterator[Finding]:
     before = datetime.now(UTC)
-    # Views are kept for STATS_CACHE_MS, and their times with them; not that of a queue that nobody asked for before.
+    # Views are cached for STATS_CACHE_MS with their times; that of a queue that was not requested before is not.
     view = queen.admin.get_parked_consumers(queue=f"doctor-{uuid.uuid4().hex}")
     server_time = datetime.fromisoformat(view["timeRange"]["to"])
     yield _skew("clock", "the server", server_time, before, datetime.now(UTC))
@@ -410,7 +410,7 @@ _HARMFUL: Final[tuple[tuple[str, _Judge, str, str], ...]] = (
         WARN,
         "data_checksums = on (pg_checksums --enable while it is stopped), or damage on the disk goes unnoticed",
     ),
-    ("autovacuum", lambda value: value == "off", FAIL, "autovacuum = on, or tables grow for ever"),
+    ("autovacuum", lambda value: value == "off", FAIL, "autovacuum = on, or tables grow forever"),
     ("track_counts", lambda value: value == "off", FAIL, "track_counts = on, or autovacuum does nothing"),
     (
         "synchronous_commit",

@@ -478,11 +478,11 @@ def _check(document: Any, where: str) -> None:
         if not isinstance(document[name], str | None):
             raise UserError(f"{where}: {name} must be text, not {document[name]}; put it in quotes")
     if kind == "WriteMode" and document["mode"] not in ("sync", "buffered"):
-        raise UserError(f"{where}: mode is sync or buffered, not {document['mode']!r}")
+        raise UserError(f"{where}: mode must be sync or buffered, not {document['mode']!r}")
     if kind == "Quota" and (type(document["perMinute"]) is not int or document["perMinute"] < 0):
-        raise UserError(f"{where}: perMinute is a whole number, not {document['perMinute']!r}")
+        raise UserError(f"{where}: perMinute must be a whole number, not {document['perMinute']!r}")
     if not isinstance(document.get("paused", False), bool):
-        raise UserError(f"{where}: paused is true or false, not {document['paused']!r}")
+        raise UserError(f"{where}: paused must be true or false, not {document['paused']!r}")
     if kind in ("Queue", "Topic"):
         _check_config(document, where, QUEUE_OPTIONS if kind == "Queue" else TOPIC_OPTIONS)
     if kind == "Pipeline":

@@ -17,7 +17,7 @@ from queen.wire.binary.push import MAGIC, TRANSACTION_MAGIC, unpacked_bytes
 from queen.wire.decode import malformed
 from queen.wire.topics.requests import MOST_ITEMS
 
-# A body that is shorter is not looked at: it cannot hold more items than any sensible limit.
+# A shorter body is not counted: it cannot hold more items than any sensible limit.
 _SHORT: Final = 64 * 1024
 # An item that names its queue, topic or message takes more bytes than this.
 _SMALLEST_ITEM: Final = 8

@@ -79,7 +79,7 @@ def check_sqs_keys(settings: Settings) -> None:
     """Raises `SettingsError` where clients of SQS would get in that do not say who they are."""
     if settings.queen_sqs and settings.is_guarded and not settings.queen_sqs_keys:
         raise SettingsError(
-            "QUEEN_SQS is true where clients have to say who they are, but QUEEN_SQS_KEYS is not set: "
+            "QUEEN_SQS is true and authentication is required, but QUEEN_SQS_KEYS is not set: "
             "clients of SQS sign with keys"
         )
 

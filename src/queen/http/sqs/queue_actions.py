@@ -274,7 +274,7 @@ async def list_message_move_tasks(call: Call) -> Answer:
     return {"Results": await call.backend.moves.list(source, limit, call.region)}
 
 
-# CreateQueue asks for the role of an administrator once it is known that there is no such queue.
+# CreateQueue requires the role of an administrator once it is known that there is no such queue.
 QUEUE_ACTIONS: Final[Mapping[str, tuple[Access, Callable[[Call], Awaitable[Answer]]]]] = {
     "CreateQueue": (Access.READ_ONLY, create_queue),
     "GetQueueUrl": (Access.READ_ONLY, get_queue_url),

@@ -54,7 +54,7 @@ OUT_OF_RANGE: Final = "OFFSET_OUT_OF_RANGE"
 UNKNOWN_PARTITION: Final = "UNKNOWN_TOPIC_OR_PARTITION"
 
 _Bytes: TypeAlias = Annotated[
-    int, Meta(ge=1, le=FARTHEST, description="At most 8 MiB are read, whatever is asked for.")
+    int, Meta(ge=1, le=FARTHEST, description="At most 8 MiB are read, even if more is requested.")
 ]
 
 

@@ -289,7 +289,9 @@ class StatusQueuesQuery(Page):
 class QueueStatusQuery(Page):
     """Which partitions of the queue are shown."""
 
-    include_partitions: Annotated[bool, Meta(description="Whether any is, beside the totals of the queue.")] = True
+    include_partitions: Annotated[
+        bool, Meta(description="Whether partitions are listed, besides the totals of the queue.")
+    ] = True
     after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 
