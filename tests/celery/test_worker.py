@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.celery.queues import Namespace
-from tests.celery.worker import celery_worker, environment
+from tests.celery.worker import celery_worker, load_tasks
 from tests.support.ageing import block_until
 from tests.support.host import Host
 
@@ -44,9 +43,7 @@ def application(celery_host: Host, tmp_path_factory: pytest.TempPathFactory) -> 
         Namespace(celery_host.port, f"worker-{uuid.uuid4().hex[:12]}") as namespace,
         pytest.MonkeyPatch.context() as env,
     ):
-        for variable, value in environment(namespace.url, directory).items():
-            env.setenv(variable, value)
-        tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+        tasks = load_tasks(namespace.url, directory, env)
         with celery_worker(namespace.url, directory, "main", "-c", "2") as _:
             yield Application(tasks, namespace, directory)
         tasks.app.close()

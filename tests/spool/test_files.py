@@ -26,15 +26,12 @@ from queen.spool.files import (
     write_durably,
 )
 from queen.spool.reader import SpoolReader, Taken
-from queen.spool.record import UNNUMBERED, Record, bucket_of, decode_record, encode_record
+from queen.spool.record import Record, bucket_of, decode_record, encode_record
 from queen.spool.shared_state import SharedSpoolState
 from queen.spool.spool import Spool
 from queen.spool.writer import SpoolRefused, SpoolWriter
+from tests.spool.records import record
 from tests.support.ageing import until
-
-
-def record(number: int, payload: bytes = b"payload", partition: str = "p") -> Record:
-    return Record(UNNUMBERED, 1.5, "q", partition, number.to_bytes(16, "big"), 1, [], payload)
 
 
 def numbers(taken: list[Taken]) -> list[int]:

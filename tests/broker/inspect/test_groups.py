@@ -14,7 +14,7 @@ from queen.broker.maintenance.cleanup import UnusedGroups
 from queen.broker.maintenance.election import Session
 from queen.storage.database import Database
 from tests.conftest import StartServer
-from tests.support.ageing import Connection, age, broker_of, until
+from tests.support.ageing import Connection, age, broker_of, until, until_parked
 from tests.support.api import Answer, Api
 
 GROUPS = "/api/v1/consumer-groups"
@@ -61,15 +61,6 @@ async def take(api: Api, queue: str, group: str = "g", partition: str | None = N
     """Consume what there is; returns the payloads."""
     query = {"consumerGroup": group, "batch": batch, "autoAck": True, "partitions": 100}
     return [message["data"] for message in await api.pop(queue, partition, **query)]
-
-
-async def parked(api: Api) -> None:
-    """Wait until a pop waits on this server."""
-
-    async def one_waits() -> bool:
-        return broker_of(api).popper.parked > 0
-
-    await until(one_waits)
 
 
 async def test_there_are_no_groups_at_first(api: Api) -> None:
@@ -328,7 +319,7 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
         for api, other in ((one, two), (two, one)):
             query = {"consumerGroup": "g", "wait": True, "timeout": 20_000, "autoAck": True}
             waiting = asyncio.create_task(api.pop("orders", partition, **query))
-            await parked(api)
+            await until_parked(api)
             await seek(other, "g", "orders", {"timestamp": BEGINNING})
             async with asyncio.timeout(100):
                 assert [message["data"] for message in await waiting] == [1]
@@ -663,7 +654,7 @@ async def test_deleting_a_group_ends_its_leases_and_wakes_who_waits(api: Api) ->
     await api.push("orders", 1)
     messages = await api.pop("orders", consumerGroup="g")
     waiting = asyncio.create_task(api.pop("orders", consumerGroup="g", wait=True, timeout=20_000))
-    await parked(api)
+    await until_parked(api)
     await delete(api, "g")
     async with asyncio.timeout(100):
         assert [message["data"] for message in await waiting] == [1]

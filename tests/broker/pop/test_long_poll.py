@@ -11,19 +11,13 @@ import asyncpg
 import pytest
 
 from tests.conftest import StartServer
-from tests.support.ageing import broker_of, until
+from tests.support.ageing import until_parked
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, make_queue
 from tests.support.raw_http import exchange, open_request
 
 NEVER = 600_000
 """Milliseconds between safety polls that no test here should need."""
-
-
-async def until_parked(api: Api, count: int) -> None:
-    """How many pops wait is not told to anybody, so it has to be asked."""
-    popper = broker_of(api).popper
-    await until(lambda: popper.parked == count)
 
 
 @pytest.mark.parametrize("workers", [1, 2])

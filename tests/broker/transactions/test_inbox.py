@@ -18,7 +18,7 @@ import pytest
 from queen.embedded import EmbeddedPostgres
 from queen.storage.migrate import migrate
 from tests.conftest import StartServer
-from tests.support.ageing import until
+from tests.support.ageing import is_inbox_empty, until
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, dead_letters, make_queue, stored_ids, stored_messages
 from tests.support.topic_api import TopicApi, values
@@ -52,11 +52,7 @@ async def push(connection: Connection, payload: Any, partition: str = "Default",
 
 async def drained(connection: Connection) -> None:
     """Until the inbox is empty."""
-    await until(lambda: _is_empty(connection))
-
-
-async def _is_empty(connection: Connection) -> bool:
-    return not await connection.fetchval("SELECT EXISTS (SELECT FROM queen.inbox)")
+    await until(lambda: is_inbox_empty(connection))
 
 
 async def stored_payloads(connection: Connection, queue: str = "q", partition: str = "Default") -> list[Any]:
@@ -342,7 +338,7 @@ async def test_bad_input_is_an_error_with_a_hint_and_leaves_nothing(connection: 
             await connection.execute(f"SELECT {call}")
         assert (error.value.sqlstate, error.value.hint is not None) == (state, True), call
         assert text in str(error.value), call
-    assert await _is_empty(connection)
+    assert await is_inbox_empty(connection)
 
 
 async def test_the_limit_of_a_call_counts_the_text_that_is_stored(connection: Connection) -> None:
@@ -371,7 +367,7 @@ async def test_the_limit_of_a_call_counts_the_text_that_is_stored(connection: Co
         with pytest.raises(asyncpg.ProgramLimitExceededError, match="too large to be pushed at once") as error:
             await connection.execute(f"SELECT {call} FROM large")
         assert error.value.hint, call
-    assert await _is_empty(connection)
+    assert await is_inbox_empty(connection)
 
 
 async def test_sql_takes_no_name_that_the_server_refuses(connection: Connection) -> None:
@@ -509,7 +505,7 @@ async def test_while_push_maintenance_is_on_pushes_wait_in_the_inbox(api: Api, c
     await push(connection, 2)
     await api.push("q", "spooled")
     await asyncio.sleep(0.1)
-    assert not await _is_empty(connection)
+    assert not await is_inbox_empty(connection)
     await api.call("POST", "/api/v1/system/maintenance", {"enabled": False})
     await until(lambda: _count(connection, 3))
     assert sorted(await stored_payloads(connection), key=str) == [1, 2, "spooled"]
@@ -569,7 +565,7 @@ async def test_a_server_that_is_told_not_to_leaves_the_inbox_alone(
     await push(connection, 1)
     api = await start_server(queen_sql_push=False)
     await api.push("other", 1)
-    assert not await _is_empty(connection)
+    assert not await is_inbox_empty(connection)
     assert "queen_inbox_rows 1.0" in (await api.call("GET", "/metrics/prometheus")).body
 
 
