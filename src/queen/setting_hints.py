@@ -104,7 +104,7 @@ def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Ite
             nearest = sorted(others & set(known)) or difflib.get_close_matches(plain, known, 1, _ALIKE)
             yield f"there is no setting {name}" + (f"; did you mean {nearest[0]}?" if nearest else "")
         else:
-            # DATABASE_URL and NUM_WORKER, say. Those that differ much in length cannot be nearly equal.
+            # Such as DATABASE_URL and NUM_WORKER. Those that differ much in length cannot be nearly equal.
             comparable = [one for one in known if abs(len(one) - len(plain)) <= 3]
             for setting in difflib.get_close_matches(plain, comparable, 1, _NEARLY_EQUAL):
                 yield f"there is no setting {name}; did you mean {setting}?"

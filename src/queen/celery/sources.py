@@ -29,7 +29,7 @@ logger = get_logger("queen.celery")
 
 
 class Inbox:
-    """What arrived and is not delivered yet; a pipe wakes the one who waits, by `select` or with an event loop."""
+    """Messages that arrived and are not delivered yet; a pipe wakes the reader, by `select` or with an event loop."""
 
     def __init__(self) -> None:
         self._entries: deque[list[Any] | Exception] = deque()

@@ -189,7 +189,7 @@ class Dedup:
         try:
             segment = read_segment(self._envelope, rows[0])
         except (EnvelopeError, MalformedSegment):
-            # Its key is missing, say. Then the hash has to do: 64 bits are hardly ever equal by chance.
+            # Its key is missing, for example. Then equal hashes count as equal ids: 64 bits rarely collide.
             block = IdBlock.parse(packed)
             for index, id in wanted.items():
                 found.setdefault(id, Earlier(block.text(index), packed))

@@ -80,7 +80,7 @@ _LONGEST_CAUSE: Final = 1000
 _OURS: Final = re.compile(r"^(?:pyspark\.\S+: )?queen\.[\w.]+\.[A-Z]\w*: (?P<text>.+)")
 _PYTHON: Final = re.compile(r"^(?P<text>(?:(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): \S.*)")
 _JAVA: Final = re.compile(r"^(?:Caused by: )?(?P<text>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Error|Exception): \S.*)")
-# They say that something failed, and not what.
+# Errors that do not name a cause.
 _WRAPPERS: Final = ("PythonException", "awaitResult", "Job aborted", "SparkException: Task failed", "Py4JJavaError")
 _PLAN: Final = re.compile(r"\n+(=== Streaming Query ===|== SQL|JVM stacktrace:|Driver stacktrace:)")
 _CODE: Final = re.compile(r"^(?:(?:pyspark\.errors|org\.apache\.spark)\.[\w.]+: )?\[([A-Z_]+(?:\.[A-Z_]+)*)\] ")
@@ -96,7 +96,7 @@ def cause_of(error: BaseException | str) -> str:
         found = [one for one in found if not any(wrapper in one for wrapper in _WRAPPERS)]
         if found:
             return _plain(found[-1])
-    # What it says itself; its causes say the same in more words.
+    # Its own text; its causes repeat it at greater length.
     first = next((text for text in texts if text.strip()), "").partition(";\n")[0]
     return _plain(" ".join(first.split())) or "Spark does not say why"
 

@@ -164,7 +164,7 @@ class Manifest:
 
     def _finish(self, commit: Commit) -> None:
         """Move files to where the intent says they belong; may be done again after a crash."""
-        # Old files go first: who reads the plain directory may miss rows for a moment, but sees none twice.
+        # Old files are removed first: readers of the plain directory may miss rows for a moment, but see none twice.
         for path in commit.removed:
             (self.root / path).unlink(missing_ok=True)
         folders = set()

@@ -1,4 +1,4 @@
-"""Signing in with an OpenID provider: discovery, the authorization code flow with PKCE, and whose account it is."""
+"""Signing in with an OpenID provider: discovery, the authorization code flow with PKCE, and finding the user."""
 
 from __future__ import annotations
 

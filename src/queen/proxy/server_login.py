@@ -145,7 +145,7 @@ class ServerLogin:
 
 
 def _sender(request: Request, token: bytes | None) -> Sender:
-    """All that decides whose request it is, and whether another site may have sent it."""
+    """Everything that identifies the user of a request, and whether another site may have sent it."""
     if token is not None:
         return (token,)
     get = request.headers.get

@@ -302,7 +302,7 @@ def _external(settings: ProxySettings) -> TokenVerifier | None:
         return None
     return TokenVerifier(
         KeyRing.of("auto", "", "", settings.external_jwks_url),
-        # Claims of other providers are not limits of ours: the server reads those.
+        # Claims of other providers do not limit requests here: the server reads those.
         ClaimNames(queues="", namespaces="", groups=""),
         issuers=settings.external_issuer,
         audiences=settings.external_audience,

@@ -26,7 +26,7 @@ class Kind(StrEnum):
     QUEUE = "queue"
     TOPIC = "topic"
     NAMESPACE = "namespace"
-    """Of topics: its quota, and whose its idempotency keys are."""
+    """A namespace of topics: its quota, and the claims of its idempotency keys."""
 
 
 class Name(NamedTuple):

@@ -182,7 +182,7 @@ class Acker:
     async def _apply_completed(
         self, by_cursor: dict[CursorKey, list[_Pending]], partitions: dict[int, Partition]
     ) -> dict[CursorKey, list[_Pending]]:
-        """Cursors whose acks all say `completed` under one lease; returns those that need more care."""
+        """Apply cursors whose acks are all `completed` under one lease; returns the others."""
         slow: dict[CursorKey, list[_Pending]] = {}
         whole: list[tuple[CursorKey, list[_Pending]]] = []
         for key, several in by_cursor.items():

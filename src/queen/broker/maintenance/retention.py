@@ -236,7 +236,7 @@ class Trimmer:
             try:
                 await self._make(session, cut, sweep)
             except asyncpg.PostgresError as error:
-                # Partitions that another session locks for long, say, must not keep the others from being cut.
+                # Partitions that another session keeps locked, for example, must not prevent the others from being cut.
                 log.warning("some partitions of queue %r are left to the next run: %s", cut.queue_name, error)
             tally.messages += sweep.messages
             tally.more |= sweep.unfinished

@@ -302,7 +302,7 @@ class Pusher:
         answers, settle = await self._store_persistently(pushes)
 
         def finish() -> None:
-            # Nothing else runs before both are done. Answers that have to be rendered first keep no other waiting.
+            # Nothing else runs before both are done, so answers that have to be rendered first delay no others.
             if not answers.are_ready:
                 settle()
                 answers.give(self._meter)

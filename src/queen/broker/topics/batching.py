@@ -128,7 +128,7 @@ class FairShareMaker(Protocol):
 
 
 class RequestBatcher(Batcher[RequestT]):
-    """A batcher of topics: `tenant` is whose a request is.
+    """A batcher of topics: `tenant` gives the tenant of a request.
 
     When PostgreSQL is unavailable, `spare` says of a request whether it goes on waiting rather than being failed.
     """

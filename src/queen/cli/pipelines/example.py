@@ -110,7 +110,7 @@ def _push(connection: Connection, count: int) -> None:
     made = list(lead_events(count))
     print(f"2. pushing {len(made)} events to queue 'lead-events'", flush=True)
     with QueenSync(connection.server, bearer_token=connection.token) as queen:
-        # The same ids every time: who runs the example twice has its events once.
+        # The same ids every time, so that the events are stored once if the example is run twice.
         items = [{"transactionId": f"event-{number}", "data": event} for number, event in enumerate(made)]
         for some in chunks(items, _PUSHED_AT_ONCE):
             queen.queue("lead-events").push(some)

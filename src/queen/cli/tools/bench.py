@@ -123,7 +123,7 @@ class _Run:
         began = self._progressed = time.perf_counter()
         with self._session.out.progress(name, self._total) as bar:
             await asyncio.gather(*(work(queen, latencies, bar, number, *more) for number in range(workers)))
-        # Consumers who find nothing left end later, and what they waited is no time of the messages.
+        # Consumers that find no more messages end later; their waiting is not part of the measurement.
         messages = self._popped if name == "POP" else self._total
         return self._row(name, messages, self._progressed - began, latencies)
 

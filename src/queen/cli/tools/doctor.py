@@ -143,7 +143,7 @@ def _server_checks(session: Session) -> Iterator[Finding]:
             yield _version(health)
         readiness = _readiness(session)
         yield _ready(readiness)
-        # Without PostgreSQL the others would all say the same.
+        # Without PostgreSQL all other checks would fail for the same reason.
         checks = (_clock, _spool, _modes, _groups, _leases, _dead_letters, _postgres) if readiness.get("ready") else ()
         for check in checks:
             name = check.__name__.strip("_").replace("_", " ")

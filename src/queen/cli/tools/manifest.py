@@ -456,7 +456,7 @@ def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iter
 
 
 def _paused(found: Mapping[str, Any]) -> dict[str, bool]:
-    # Also when it is not: what a file does not say would stay as it is where it is applied.
+    # Also when it is not paused: fields that a file lacks stay as they are where it is applied.
     return {"paused": bool(found.get("paused"))}
 
 

@@ -76,7 +76,7 @@ def check_security(settings: Settings) -> None:
 
 
 def check_sqs_keys(settings: Settings) -> None:
-    """Raises `SettingsError` where clients of SQS would get in that do not say who they are."""
+    """Raises `SettingsError` where SQS clients would be admitted without authentication."""
     if settings.queen_sqs and settings.is_guarded and not settings.queen_sqs_keys:
         raise SettingsError(
             "QUEEN_SQS is true and authentication is required, but QUEEN_SQS_KEYS is not set: "

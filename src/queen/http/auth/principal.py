@@ -125,7 +125,7 @@ class ClaimNames:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ClaimNames:
-        """Raises `SettingsError` where two roles have one name: each who has the lesser would have the greater."""
+        """Raises `SettingsError` where two roles have the same name: the lesser would grant the greater."""
         roles = (settings.jwt_role_admin, settings.jwt_role_read_write, settings.jwt_role_read_only)
         if len(set(roles)) < len(roles):
             raise SettingsError(

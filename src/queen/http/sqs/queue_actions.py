@@ -36,7 +36,7 @@ async def create_queue(call: Call) -> Answer:
     name = call.check_admitted(check_queue_name(call.params.get("QueueName")))
     attributes = read_attributes(name, call.mapping("Attributes"))
     if attributes.get("FifoQueue") == "false" and not name.endswith(FIFO_SUFFIX):
-        # SQS itself refuses it; other implementations do not, and templates say it.
+        # SQS itself refuses it; other implementations do not, and templates set it.
         del attributes["FifoQueue"]
     tags = _tags(call)
     if len(tags) > _MOST_TAGS:

@@ -91,7 +91,7 @@ class PeerView(_Answer):
 
 
 class PeerList(_Answer):
-    """Who is connected to this host, whose worker `workerId` answers, the most connections first."""
+    """The clients connected to this host, the most connections first; `workerId` is the worker that answers."""
 
     worker_id: int
     workers: int
