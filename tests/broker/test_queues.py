@@ -184,7 +184,7 @@ async def test_configure_needs_a_body_that_is_json(api: Api) -> None:
     assert malformed.body["error"].startswith("Invalid JSON: ")
 
 
-async def test_messages_expire_only_if_a_ttl_was_asked_for(api: Api, connection: Connection) -> None:
+async def test_messages_expire_only_if_a_ttl_is_set(api: Api, connection: Connection) -> None:
     await api.configure("lasting")
     await api.configure("fleeting", ttl=3600)
     for queue in ("lasting", "fleeting"):

@@ -82,7 +82,7 @@ def test_an_admin_with_a_limited_token_purges_a_queue(guarded: tuple[Host, Path]
         assert queue.clear() == 1
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(guarded: tuple[Host, Path]) -> None:
+def test_an_untrusted_certificate_is_refused(guarded: tuple[Host, Path]) -> None:
     served, _ = guarded
     with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
         Connection(f"queens://127.0.0.1:{served.port}").ensure_connection(max_retries=1, interval_start=0)

@@ -144,7 +144,7 @@ def test_remote_control_answers(application: Application) -> None:
     control.rate_limit("tests.celery.tasks.add", 0, reply=True, timeout=100, limit=1)
 
 
-def test_a_worker_begins_and_ends_to_consume_a_queue_when_it_is_told(application: Application) -> None:
+def test_a_worker_starts_and_stops_consuming_a_queue_by_remote_control(application: Application) -> None:
     control = application.app.control
     result = application.tasks.add.apply_async((4, 4), queue="extra")
     control.add_consumer("extra", reply=True, timeout=100, limit=1)
@@ -155,7 +155,7 @@ def test_a_worker_begins_and_ends_to_consume_a_queue_when_it_is_told(application
     block_until(lambda: application.namespace.counts("extra")["ready"] == 1, "the item that nobody consumes")
 
 
-def test_events_of_a_task_are_heard(application: Application) -> None:
+def test_events_of_a_task_are_received(application: Application) -> None:
     heard: list[dict[str, Any]] = []
     listening = threading.Event()
     done = threading.Event()

@@ -26,7 +26,7 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Behind:
-    """A server that shows what reaches it, and answers as it is told to."""
+    """A server that shows what reaches it, and gives prepared answers."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -118,7 +118,7 @@ async def test_chunks_pass_piece_by_piece(start_proxy: StartProxy, behind: Behin
     writer.close()
 
 
-async def test_a_slow_reader_holds_up_nobody_and_fills_no_memory(start_proxy: StartProxy, behind: Behind) -> None:
+async def test_a_slow_reader_delays_no_others_and_fills_no_memory(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
     _, writer = await site.connect()
@@ -141,8 +141,8 @@ async def test_a_slow_reader_holds_up_nobody_and_fills_no_memory(start_proxy: St
     writer.transport.abort()
 
 
-async def test_who_goes_away_takes_its_long_poll_along(site: Site) -> None:
-    """Else the message that comes next would be leased to nobody, or lost with autoAck."""
+async def test_a_client_that_disconnects_ends_its_long_poll(site: Site) -> None:
+    """Otherwise the next message would be leased to a client that is gone, or lost with autoAck."""
     token = (await site.log_in("alice")).cookies["token"].value
     _, writer = await site.connect()
     worker = site.server.worker
@@ -402,9 +402,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_refused(
         writer.transport.abort()
 
 
-async def test_answers_that_are_not_read_hold_up_those_asked_for_after_them(
-    start_proxy: StartProxy, behind: Behind
-) -> None:
+async def test_unread_answers_delay_later_requests_of_the_connection(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
     _, writer = await site.connect()
@@ -442,7 +440,7 @@ async def test_connections_have_a_limit(start_proxy: StartProxy) -> None:
         each.transport.abort()
 
 
-async def test_what_nobody_asked_for_is_no_answer_to_the_next_request(start_proxy: StartProxy, behind: Behind) -> None:
+async def test_an_unsolicited_answer_is_not_given_to_the_next_request(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
     reader, writer = await site.connect()
@@ -489,7 +487,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order(site: Site, size:
     writer.close()
 
 
-async def test_half_a_request_is_stored_by_nobody(site: Site) -> None:
+async def test_half_a_request_is_not_stored(site: Site) -> None:
     token = (await site.log_in("alice")).cookies["token"].value
     _, writer = await site.connect()
     worker = site.server.worker

@@ -131,7 +131,7 @@ async def test_messages_are_not_lost_when_time_runs_out_as_they_arrive(start_ser
 
 
 @pytest.mark.parametrize("partition", [None, "p", "none"])
-async def test_a_client_that_goes_away_frees_its_place(start_server: StartServer, partition: str | None) -> None:
+async def test_a_client_that_disconnects_frees_its_place(start_server: StartServer, partition: str | None) -> None:
     api = await start_server(pop_safety_poll_ms=NEVER)
     assert api.worker is not None
     await api.push("q", 0, partition="p")
@@ -242,7 +242,7 @@ async def test_parked_pops_that_lease_are_each_given_one_message_once(start_serv
 async def test_what_a_pop_here_took_and_did_not_lease_is_not_held_in_the_eyes_of_others(
     start_server: StartServer,
 ) -> None:
-    """Who ends a lease keeps it from the other workers while somebody waits here: they learn of it all the same."""
+    """A worker that ends a lease serves its own waiting pop first; the other workers are notified all the same."""
     here, there = [await start_server(worker_id=number, num_workers=2, pop_safety_poll_ms=NEVER) for number in range(2)]
     await here.configure("q")
     assert await there.pop("q") == []

@@ -111,7 +111,7 @@ async def test_what_is_rolled_back_is_never_seen(api: Api, connection: Connectio
     assert await stored_payloads(connection) == [1, 2, 3, 4]
 
 
-async def test_a_long_transaction_keeps_nobody_waiting_and_comes_when_it_commits(
+async def test_a_long_transaction_delays_no_others_and_is_appended_when_it_commits(
     api: Api, connection: Connection, connect: Connect
 ) -> None:
     other = await connect()
@@ -371,7 +371,7 @@ async def test_the_limit_of_a_call_counts_the_text_that_is_stored(connection: Co
 
 
 async def test_sql_takes_no_name_that_the_server_refuses(connection: Connection) -> None:
-    """It would be refused after the commit, when nobody can be told."""
+    """It would be refused after the commit, when the caller can get no error."""
     taken = await connection.fetch(
         "SELECT i FROM generate_series(1, 1114111) i WHERE i NOT BETWEEN 55296 AND 57343 AND queen.is_printable(chr(i))"
     )
@@ -559,7 +559,7 @@ async def test_a_queue_that_was_deleted_is_made_again(api: Api, connection: Conn
     assert tuple(row) == ("billing", "ingest")
 
 
-async def test_a_server_that_is_told_not_to_leaves_the_inbox_alone(
+async def test_a_server_with_sql_push_off_leaves_the_inbox_alone(
     start_server: StartServer, connection: Connection
 ) -> None:
     await push(connection, 1)
@@ -643,7 +643,7 @@ async def test_the_role_of_producers_may_push_and_nothing_else(api: Api, connect
     ]  # fmt: skip
 
 
-async def test_nobody_else_may_push(dsn: str, connection: Connection) -> None:
+async def test_other_roles_may_not_push(dsn: str, connection: Connection) -> None:
     await connection.execute("DROP ROLE IF EXISTS queen_stranger")
     await connection.execute("CREATE ROLE queen_stranger")
     try:
