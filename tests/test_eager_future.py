@@ -16,7 +16,7 @@ def listen(answer: EagerFuture[int]) -> list[asyncio.Future[int]]:
     return heard
 
 
-async def test_a_result_is_heard_before_the_loop_goes_on() -> None:
+async def test_the_listener_is_called_before_the_loop_goes_on() -> None:
     answer: EagerFuture[int] = EagerFuture()
     heard = listen(answer)
     answer.set_result(1)
@@ -36,7 +36,7 @@ async def test_so_are_an_error_and_a_cancellation() -> None:
     assert heard == [cancelled] and cancelled.cancelled()
 
 
-async def test_who_awaits_it_gets_it_like_any_future() -> None:
+async def test_awaiting_it_gives_the_result_like_any_future() -> None:
     answer: EagerFuture[int] = EagerFuture()
     asyncio.get_running_loop().call_soon(answer.set_result, 2)
     assert await answer == 2

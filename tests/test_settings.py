@@ -90,7 +90,7 @@ def test_pg_variables_make_a_connection_url_with_awkward_characters_quoted() -> 
     assert settings.database_dsns == ("postgresql://a%40b:p%2Fw%3Ad%3F@db.example:5432/my%20db?sslmode=disable",)
 
 
-def test_tls_is_verified_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_verified_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGSSLROOTCERT", str(tmp_path / "root.crt"))
     environ = {"PG_HOST": "db", "PG_USE_SSL": "true"}
     assert Settings.from_env(environ).database_dsns[0].endswith("?sslmode=verify-full")

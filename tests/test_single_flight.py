@@ -15,7 +15,7 @@ from tests.support.ageing import until
 
 
 class View:
-    """Takes as long as it is told to, and counts how often it was asked."""
+    """Takes a given time, and counts how often it was called."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -42,7 +42,7 @@ def request(path: str = "/status", **query: str) -> Request:
     return Request("GET", path, {}, query, {}, b"")
 
 
-async def test_those_who_ask_meanwhile_get_the_same_answer() -> None:
+async def test_concurrent_requests_get_the_same_result() -> None:
     view = View()
     handler = cached(view.find, SingleFlightCache(0))
     asking = [asyncio.ensure_future(handler(request())) for _ in range(5)]
@@ -54,7 +54,7 @@ async def test_those_who_ask_meanwhile_get_the_same_answer() -> None:
     assert view.asked == 2
 
 
-async def test_whoever_goes_away_does_not_take_the_answer_from_the_others() -> None:
+async def test_a_cancelled_request_does_not_cancel_the_others() -> None:
     view = View()
     handler = cached(view.find, SingleFlightCache(0))
     first, second = (asyncio.ensure_future(handler(request())) for _ in range(2))
@@ -123,7 +123,7 @@ async def test_a_worker_finds_itself_what_another_failed_to_find(tmp_path: Path)
     assert (answer.status, answer.body, answer.headers) == (200, b"4", ())
 
 
-def test_what_nobody_can_read_is_found_anew(tmp_path: Path) -> None:
+def test_an_unreadable_result_is_computed_again(tmp_path: Path) -> None:
     answers = HostViewCache(tmp_path)
     claim = answers.look("/status", 1.0)
     assert isinstance(claim, FileClaim)
@@ -145,7 +145,7 @@ def shared(view: View, most_seconds: float = 1.0) -> SharedResult[bytes]:
     return SharedResult(look, most_seconds, clock=view.clock)
 
 
-async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
+async def test_concurrent_requests_for_a_key_share_one_computation() -> None:
     view = View()
     view.seconds = 0.03
     standings = shared(view)
@@ -165,7 +165,7 @@ async def test_those_who_ask_for_one_thing_get_it_from_one_look() -> None:
     assert await standings.get() == b"4"
 
 
-async def test_nobody_waits_for_a_slow_result_that_there_was_before() -> None:
+async def test_a_slow_result_is_served_stale_while_it_is_computed_again() -> None:
     view = View()
     view.seconds = 2.0
     view.go_on.set()
@@ -186,7 +186,7 @@ async def test_nobody_waits_for_a_slow_result_that_there_was_before() -> None:
     assert await standings.get() == b"3"
 
 
-async def test_failure_in_the_background_is_raised_to_the_next_who_asks() -> None:
+async def test_failure_in_the_background_is_raised_to_the_next_request() -> None:
     view = View()
     view.seconds = 2.0
     view.go_on.set()
@@ -200,7 +200,7 @@ async def test_failure_in_the_background_is_raised_to_the_next_who_asks() -> Non
         await standings.get()
 
 
-async def test_without_a_cache_everybody_waits_for_a_result_of_this_moment() -> None:
+async def test_without_a_cache_every_request_waits_for_a_current_result() -> None:
     view = View()
     view.seconds = 2.0
     view.go_on.set()
@@ -209,7 +209,7 @@ async def test_without_a_cache_everybody_waits_for_a_result_of_this_moment() -> 
     assert standings.last is None
 
 
-async def test_slow_result_is_computed_before_somebody_asks() -> None:
+async def test_slow_result_is_computed_ahead_of_requests() -> None:
     view = View()
     view.seconds = 2.0
     view.go_on.set()
@@ -220,7 +220,7 @@ async def test_slow_result_is_computed_before_somebody_asks() -> None:
     assert (await standings.get(), view.asked) == (b"1", 1)
 
 
-async def test_a_failure_is_told_to_all_and_not_remembered() -> None:
+async def test_a_failure_is_raised_to_all_waiting_requests_and_not_cached() -> None:
     view = View()
     handler = cached(view.find, SingleFlightCache(1.0))
     asking = [asyncio.ensure_future(handler(request(bad="1"))) for _ in range(2)]
@@ -234,7 +234,7 @@ async def test_a_failure_is_told_to_all_and_not_remembered() -> None:
     assert view.asked == 2
 
 
-async def test_answers_nobody_asks_for_any_more_are_let_go() -> None:
+async def test_unused_results_are_dropped() -> None:
     view = View()
     view.go_on.set()
     shared: SingleFlightCache[Response] = SingleFlightCache(1.0)

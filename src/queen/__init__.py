@@ -102,7 +102,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is first asked for: the server imports this package, and never needs the client."""
+    """Load a name when it is first used: the server imports this package, and never needs the client."""
     for module, names in _HOMES.items():
         if name in names:
             value = getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Small helpers on asyncio: background tasks, timers, eager futures."""
+"""Helpers for asyncio: background tasks, timers, eager futures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DeadlineTimer:
         self._handle = asyncio.get_running_loop().call_at(at, self._ring)
 
     def cancel(self) -> None:
-        """Call back no more, until it is set again."""
+        """Cancel the call."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
@@ -117,7 +117,7 @@ _AT_ONCE: Final = 500
 
 
 async def chunked_map(make: Callable[[T], R], rows: Sequence[T]) -> list[R]:
-    """`make` of every row; the event loop serves others in between."""
+    """Map `make` over rows in chunks, with a turn of the event loop between chunks."""
     made: list[R] = []
     for start in range(0, len(rows), _AT_ONCE):
         if start:

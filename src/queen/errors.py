@@ -1,4 +1,4 @@
-"""Every error Queen raises on purpose.
+"""The exceptions of Queen.
 
 QueenError
 ├── SettingsError         a setting has a value that cannot be used
@@ -17,7 +17,7 @@ QueenError
 
 
 class QueenError(Exception):
-    """Something went wrong that its reader can act on; the text says what, where and what to do."""
+    """An error that the user can act on; the text says what is wrong, where, and what to do."""
 
 
 class SettingsError(QueenError):
@@ -33,15 +33,15 @@ class UnsupportedPostgres(QueenError):
 
 
 class DatabaseUnavailable(QueenError):
-    """PostgreSQL cannot be reached; what was in flight may or may not have happened."""
+    """PostgreSQL cannot be reached; a statement in flight may or may not have been applied."""
 
 
 class DatabaseDown(DatabaseUnavailable):
-    """PostgreSQL was unavailable before, which has been logged: refused at once, nothing was done."""
+    """PostgreSQL is known to be unavailable, which has been logged: the statement was not tried."""
 
 
 class RedisUnavailable(QueenError):
-    """Redis cannot be reached; what was in flight may or may not have happened."""
+    """Redis cannot be reached; a command in flight may or may not have been applied."""
 
 
 class BadRequest(QueenError):
@@ -69,7 +69,7 @@ class Conflict(QueenError):
 
 
 class Overloaded(QueenError):
-    """The server refuses work it could not finish in time."""
+    """The server is overloaded; retry later."""
 
 
 class QuotaExceeded(QueenError):

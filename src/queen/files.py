@@ -35,3 +35,10 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a whole file atomically: readers see the old content or the new one. Nothing is synced to the disk."""
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(content)
+    draft.replace(path)

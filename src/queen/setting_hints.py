@@ -1,4 +1,4 @@
-"""Environment variables that look like settings and are none: misspelt ones, and those of other Queen servers."""
+"""Hints about environment variables that are not settings: misspelt ones, and those of other Queen servers."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ SUPERSEDED: Final[Mapping[str, str]] = {
     "QUEEN_RETENTION_INTERVAL_MS": "RETENTION_INTERVAL",
     "WEBAPP_ROOT": "the dashboard is part of the package",
 }
-"""Variables that earlier servers had, and what does their work here."""
+"""Variables of earlier servers, and what replaces them."""
 
 _OF_BATCHES: Final = re.compile(
     r"QUEEN_[A-Z_]+_(?:PREFERRED_BATCH_SIZE|MAX_BATCH_SIZE|MAX_HOLD_MS|MAX_CONCURRENT)|QUEEN_VEGAS_[A-Z_]+"
 )
-"""What earlier servers had for each kind of request."""
+"""Variables of earlier servers for each kind of request."""
 
 _PREFIXES: Final = (
     "QUEEN_",
@@ -89,7 +89,7 @@ _NEARLY_EQUAL: Final = 0.9
 
 
 def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Iterator[str]:
-    """One line for each variable that its writer may take for a setting; `known` are the settings there are."""
+    """One line for each variable that looks like a setting and is not; `known` are the names of the settings."""
     for name in sorted(environ.keys() - set(known) - _NOT_OF_THE_SERVER):
         plain = name.removesuffix("_FILE")
         if name in SUPERSEDED:
@@ -104,7 +104,7 @@ def environment_hints(environ: Mapping[str, str], known: Collection[str]) -> Ite
             nearest = sorted(others & set(known)) or difflib.get_close_matches(plain, known, 1, _ALIKE)
             yield f"there is no setting {name}" + (f"; did you mean {nearest[0]}?" if nearest else "")
         else:
-            # DATABASE_URL and NUM_WORKER, say. Those that differ much in length cannot be nearly equal.
+            # Such as DATABASE_URL and NUM_WORKER. Those that differ much in length cannot be nearly equal.
             comparable = [one for one in known if abs(len(one) - len(plain)) <= 3]
             for setting in difflib.get_close_matches(plain, comparable, 1, _NEARLY_EQUAL):
                 yield f"there is no setting {name}; did you mean {setting}?"

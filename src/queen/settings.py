@@ -327,7 +327,9 @@ class Settings:
         "Number of reverse proxies in front of the server: so many entries of `X-Forwarded-For` are trusted (audit "
         "log, log, `IP_LIMIT_PER_MINUTE`, logins), and `X-Forwarded-Proto` (cookies).",
     )
-    max_wait_ms: int = setting(3_600_000, INTERVAL_MS, "Maximum long-poll timeout, whatever a request asks for.", "ms")
+    max_wait_ms: int = setting(
+        3_600_000, INTERVAL_MS, "Maximum long-poll timeout; longer timeouts of requests are reduced to it.", "ms"
+    )
 
     tls_cert: str = setting("", TEXT, "File with the certificate chain (PEM); with it the server uses TLS.")
     tls_key: str = setting("", TEXT, "File with the private key of `TLS_CERT`.")
@@ -424,7 +426,7 @@ class Settings:
         (),
         SQS_KEYS,
         "Keys that SQS clients sign with, such as `AKIAMAIL:secret:read-write:mail-*;orders`: id, secret, role, and "
-        "patterns of the queues it is for (unset: all); unset: no signature is asked for.",
+        "patterns of the queues it is for (unset: all); unset: no signature is required.",
         secret=True,
     )
     queen_sqs_in_flight: int = setting(
@@ -642,7 +644,7 @@ class Settings:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether a request has to say who sends it."""
+        """Whether requests have to be authenticated."""
         return self.jwt_enabled or self.queen_login or self.tls_client_auth == "required"
 
     @property

@@ -67,7 +67,7 @@ class HostCache(Protocol[T]):
 
 @dataclass(slots=True, eq=False)
 class _Demand:
-    """How often a key is asked for, in this second and in the one before."""
+    """How often a key was requested, in this second and in the one before."""
 
     since: float
     count: int = 0
@@ -93,7 +93,7 @@ class _Entry(Generic[T]):
 
 
 class SingleFlightCache(Generic[T]):
-    """Computes each result once for all who ask at the same time, and keeps it for `cache_seconds`.
+    """Computes each result once for concurrent requests, and keeps it for `cache_seconds`.
 
     A popular result is kept for a second, however cheap it is. Popular and expensive ones are computed by one worker
     for all of its `host`.
@@ -182,7 +182,7 @@ class SingleFlightCache(Generic[T]):
 
 
 class SharedResult(Generic[T]):
-    """One result that many views need: computed once for all who ask at the same time, and kept for `cache_seconds`.
+    """One result that many views need: computed once for concurrent requests, and kept for `cache_seconds`.
 
     Where computing takes long no caller waits for it: callers get the last result while the next is computed.
     """
@@ -246,6 +246,6 @@ class SharedResult(Generic[T]):
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:
-    """What failed in the background is computed again, and fails, for the next who asks."""
+    """A failure in the background is not reported: the next request computes the result again, and gets the error."""
     if not task.cancelled():
         task.exception()

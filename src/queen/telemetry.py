@@ -1,4 +1,4 @@
-"""Where spans go, as the standard OTEL_ variables say. Without them nothing here is used, nor imported."""
+"""Export of spans, configured by the standard OTEL_ variables. Without them nothing here is used or imported."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NEEDED = {
 
 
 def span_exporters(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The exporters that the environment asks for, `otlp` and `console`; none when spans are not wanted.
+    """The exporters that the environment configures, `otlp` and `console`; none when tracing is off.
 
-    Raises `SettingsError` when it asks for what cannot be done.
+    Raises `SettingsError` when they are not supported or not installed.
     """
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return ()
@@ -36,7 +36,7 @@ def span_exporters(environ: Mapping[str, str]) -> tuple[str, ...]:
             raise SettingsError(f"{cause}: expected otlp, console or none")
         if not _is_installed(_NEEDED[exporter]):
             raise SettingsError(
-                f"{cause} asks for spans, and OpenTelemetry's SDK is not installed: "
+                f"{cause} enables tracing, but OpenTelemetry's SDK is not installed: "
                 "pip install '.[server,otel]' in a clone, or unset the variable"
             )
     if "otlp" in exporters:
@@ -45,7 +45,7 @@ def span_exporters(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def start_tracing(environ: Mapping[str, str], worker_id: int) -> TracerProvider | None:
-    """What makes spans and sends them, if the environment asks for it. Details are those that the SDK reads itself."""
+    """The provider of spans, if the environment configures one. The SDK reads the details itself."""
     exporters = span_exporters(environ)
     if not exporters:
         return None
@@ -65,7 +65,7 @@ def start_tracing(environ: Mapping[str, str], worker_id: int) -> TracerProvider 
 
 
 def stop_tracing(provider: TracerProvider, seconds: float) -> None:
-    """Send the spans that are left; a collector that does not answer is not waited for much longer than this."""
+    """Send the remaining spans, waiting at most this long for the collector."""
     closing = threading.Thread(target=provider.shutdown, name="last spans", daemon=True)
     closing.start()
     closing.join(seconds)

@@ -65,7 +65,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Scene:
-    """One run of one scenario: a client of its own, and queue names nobody else uses."""
+    """One run of one scenario, with a client and queue names of its own."""
 
     scenario: Scenario
     url: str

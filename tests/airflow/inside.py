@@ -141,7 +141,7 @@ def test_a_server_that_is_unavailable_is_asked_again(name: str) -> None:
 
 
 def test_wrong_bounds(name: str) -> None:
-    with pytest.raises(QueenError, match="with at_most, or with at_least"):
+    with pytest.raises(QueenError, match="at_most or at_least"):
         sensor(name)
     with pytest.raises(QueenError, match="at_least must be a number from 0 on, not -1"):
         sensor(name, at_least=-1)

@@ -59,7 +59,7 @@ async def test_what_waits_for_its_lock_is_made_ready_meanwhile() -> None:
     assert stage.events[1:] == [("run", (1, 2, 3)), ("answered", (1, 2, 3))]
 
 
-async def test_whoever_need_not_wait_makes_nothing_ready() -> None:
+async def test_a_batch_that_need_not_wait_prepares_nothing() -> None:
     stage = Stage(asyncio.Lock())
     stage.batcher.submit(Asked(1))
     await stage.batcher.join()

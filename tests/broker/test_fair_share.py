@@ -49,7 +49,7 @@ def fair(
 
 @dataclass
 class Stage:
-    """Runs batches when it is told to, and remembers them."""
+    """Runs batches on request, and records them."""
 
     begun: list[list[Work]] = field(default_factory=list)
     gates: list[asyncio.Event] = field(default_factory=list)
@@ -149,7 +149,7 @@ async def test_too_much_that_waits_is_refused() -> None:
         batcher.submit(Work("b", 0))
 
 
-async def test_batch_that_fails_is_told_and_the_next_runs() -> None:
+async def test_a_failed_batch_is_reported_and_the_next_runs() -> None:
     done: list[int] = []
 
     async def run(batch: list[Work]) -> None:

@@ -22,7 +22,7 @@ def broken(event: object) -> None:
     raise Broken("a bug")
 
 
-async def test_a_handler_that_raises_is_counted_and_keeps_nobody_from_hearing(
+async def test_a_handler_that_raises_is_counted_and_the_others_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     meter = Meter()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartServer
-from tests.support.ageing import until
+from tests.support.ageing import until, until_parked
 from tests.support.api import Api, payloads
 from tests.support.consumer import consuming
 from tests.support.database import Connection
@@ -32,12 +32,6 @@ def queue_path(what: str, queue: str = "q") -> str:
 
 def group_path(what: str, group: str = "g", queue: str = "q") -> str:
     return f"/api/v1/consumer-groups/{group}/queues/{queue}/{what}"
-
-
-async def until_parked(api: Api, count: int) -> None:
-    assert api.worker is not None
-    popper = api.worker.broker.popper
-    await until(lambda: popper.parked == count)
 
 
 async def test_a_paused_queue_takes_pushes_and_gives_nothing(api: Api) -> None:

@@ -181,7 +181,7 @@ class TestTimeToLive:
         await asyncio.sleep(1.1)
         assert await api.pop("q", autoAck=True) == []
 
-    async def test_messages_live_for_ever_when_nobody_asks_for_a_ttl(self, api: Api, connection: Connection) -> None:
+    async def test_messages_live_forever_without_a_ttl(self, api: Api, connection: Connection) -> None:
         assert (await api.configure("q"))["options"]["ttl"] == 3600
         await api.push("q", 1)
         await age(connection, 86_400)

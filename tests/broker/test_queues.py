@@ -10,7 +10,7 @@ import pytest
 from queen.http.api.resources import groups, queues
 from queen.http.server.message import Access
 from tests.conftest import StartServer
-from tests.support.ageing import Connection, age, broker_of, clean, until
+from tests.support.ageing import Connection, age, clean, until_parked
 from tests.support.api import Answer, Api
 
 DEFAULTS: dict[str, Any] = {
@@ -79,15 +79,6 @@ async def delete(api: Api, queue: str) -> Any:
 
 async def clear(api: Api, queue: str, **query: Any) -> Answer:
     return await api.call("DELETE", f"/api/v1/queues/{queue}/clear", **query)
-
-
-async def parked(api: Api) -> None:
-    """Wait until a pop waits on this server."""
-
-    async def one_waits() -> bool:
-        return broker_of(api).popper.parked > 0
-
-    await until(one_waits)
 
 
 async def test_configure_without_options_echoes_every_default(api: Api) -> None:
@@ -193,7 +184,7 @@ async def test_configure_needs_a_body_that_is_json(api: Api) -> None:
     assert malformed.body["error"].startswith("Invalid JSON: ")
 
 
-async def test_messages_expire_only_if_a_ttl_was_asked_for(api: Api, connection: Connection) -> None:
+async def test_messages_expire_only_if_a_ttl_is_set(api: Api, connection: Connection) -> None:
     await api.configure("lasting")
     await api.configure("fleeting", ttl=3600)
     for queue in ("lasting", "fleeting"):
@@ -215,7 +206,7 @@ async def test_new_options_free_a_pop_that_waits_for_a_delay(api: Api) -> None:
     await api.configure("orders", delayedProcessing=600)
     await api.push("orders", 1)
     waiting = asyncio.create_task(api.pop("orders", wait=True, timeout=20_000))
-    await parked(api)
+    await until_parked(api)
     await api.configure("orders")
     async with asyncio.timeout(100):
         assert len(await waiting) == 1
@@ -245,7 +236,7 @@ async def test_a_pop_that_waits_for_a_queue_gets_what_is_pushed_after_another_wo
     one = await start_server(worker_id=0, num_workers=2)
     two = await start_server(worker_id=1, num_workers=2)
     waiting = asyncio.create_task(two.pop("orders", wait=True, timeout=20_000))
-    await parked(two)
+    await until_parked(two)
     await one.configure("orders")
     await one.push("orders", 1)
     async with asyncio.timeout(100):
@@ -318,7 +309,7 @@ async def test_a_pop_that_waits_on_a_deleted_queue_gets_what_is_pushed_to_its_su
     await one.pop("orders", autoAck=True)
     waiting = [asyncio.create_task(api.pop("orders", wait=True, timeout=20_000)) for api in (one, two)]
     for api in (one, two):
-        await parked(api)
+        await until_parked(api)
     await two.call("DELETE", "/api/v1/resources/queues/orders")
     await one.push("orders", "new", partition="a")
     await one.push("orders", "new", partition="b")

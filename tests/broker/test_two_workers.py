@@ -187,9 +187,7 @@ async def test_ids_that_were_read_for_a_shorter_window_are_not_taken_for_those_o
     assert (duplicate["status"], duplicate["message_id"]) == ("duplicate", first["message_id"])
 
 
-async def test_a_call_to_look_again_is_heard_while_what_there_is_is_read(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_notification_during_a_scan_is_not_lost(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = pair
     await here.push("q", 0)
     assert payloads(await here.pop("q", autoAck=True)) == [0]
@@ -240,8 +238,8 @@ async def test_a_failed_batch_wakes_the_other_after_its_delay(pair: Pair, connec
         assert payloads(await waiting) == [2]
 
 
-async def test_pops_of_many_partitions_at_both_workers_get_in_nobodys_way(pair: Pair) -> None:
-    """Both lease the same partitions in orders of their own: nobody fails, and each message comes once."""
+async def test_pops_of_many_partitions_at_both_workers_do_not_conflict(pair: Pair) -> None:
+    """Both lease the same partitions in different orders: neither fails, and each message is delivered once."""
     partitions = [str(number) for number in range(30)]
     seen: list[tuple[str, int]] = []
     chance = random.Random(3)
@@ -366,7 +364,7 @@ async def test_workers_that_lease_the_same_partitions_in_opposite_orders_do_not_
 async def test_an_ack_that_is_applied_is_answered_though_another_waits_for_a_lock(
     pair: Pair, connection: Connection
 ) -> None:
-    """Leases of the other worker, acked together: one failure is held up by whoever has its cursor."""
+    """Leases of the other worker, acked together: one failure waits for the transaction that locks its cursor."""
     here, there = pair
     for partition in "abc":
         await here.push("q", 0, partition=partition)

@@ -1,4 +1,4 @@
-"""Datagrams are lost, forged, replayed and damaged, and hosts come late: nothing is lost, and nobody is fooled."""
+"""Datagrams are lost, forged, replayed and damaged, and hosts start late: no message is lost, no forgery accepted."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_replayed_and_forged_datagrams_are_dropped_and_counted(start_host:
         }
 
 
-async def test_damaged_datagrams_are_dropped_and_harm_nobody(start_host: StartHost, udp_ports: Ports) -> None:
+async def test_damaged_datagrams_are_dropped_without_harm(start_host: StartHost, udp_ports: Ports) -> None:
     (port,) = udp_ports.free(1)
     with lossy(port) as network:
         here, there = await pair_over(start_host, network, port, pop_safety_poll_ms=60_000)
@@ -153,7 +153,7 @@ async def test_a_partition_that_does_not_exist_is_found_out_and_forgotten(
             assert payloads(await waiting) == [2]
 
 
-async def test_a_peer_that_is_not_there_yet_is_told_as_soon_as_it_is(
+async def test_a_peer_that_starts_later_is_notified_once_it_runs(
     start_host: StartHost, udp_ports: Ports, tcp_ports: Ports
 ) -> None:
     (udp,), (tcp,) = udp_ports.free(1), tcp_ports.free(1)
@@ -218,7 +218,7 @@ async def test_a_posted_body_that_is_no_packet_is_refused(start_host: StartHost,
     assert (answer.status, answer.body) == (400, {"error": "the body is not a packet of another Queen host"})
 
 
-async def test_every_worker_of_a_host_hears_and_another_takes_over_the_port(
+async def test_every_worker_of_a_host_is_notified_and_another_takes_over_the_port(
     start_host: StartHost, udp_ports: Ports
 ) -> None:
     (port,) = udp_ports.free(1)
@@ -251,7 +251,7 @@ async def wakes(pushing: Host, popping: Host) -> None:
         assert payloads(await waiting) == [1]
 
 
-async def test_a_port_that_somebody_else_has_is_complained_of_and_taken_when_free(
+async def test_a_port_in_use_is_logged_and_bound_when_it_is_free(
     start_host: StartHost, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign:

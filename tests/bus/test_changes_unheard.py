@@ -60,7 +60,7 @@ async def test_options_that_a_wildcard_pop_has_read_reach_the_waiting_too(hosts:
 
 
 @pytest.mark.parametrize("partition", [None, "p"])
-async def test_a_queue_that_was_deleted_and_made_anew_is_popped(hosts: Pair, partition: str | None) -> None:
+async def test_a_queue_that_was_deleted_and_created_again_is_popped(hosts: Pair, partition: str | None) -> None:
     here, there = hosts
     await here.push("q", 1, partition="p")
     assert payloads(await there.pop("q", partition, autoAck=True)) == [1]
@@ -85,7 +85,7 @@ async def test_a_deleted_queue_is_pushed_to_as_a_new_one(hosts: Pair) -> None:
         assert payloads(await there.pop("q", wait=True, timeout=60_000)) == [2]
 
 
-async def test_a_group_that_was_deleted_begins_anew(hosts: Pair) -> None:
+async def test_a_group_that_was_deleted_starts_over(hosts: Pair) -> None:
     here, there = hosts
     await here.push("q", 1, partition="a")
     new = {"consumerGroup": "g", "subscriptionMode": "new"}
@@ -153,7 +153,7 @@ async def test_a_deleted_message_is_not_delivered_from_memory(hosts: Pair) -> No
     assert payloads(await there.pop("q", batch=10)) == ["keep"]
 
 
-async def test_a_partition_that_was_removed_and_made_anew_wakes_who_waits_for_it(
+async def test_a_partition_that_was_removed_and_created_again_wakes_waiting_pops(
     hosts: Pair, connection: Connection
 ) -> None:
     here, there = hosts

@@ -10,7 +10,7 @@ from tests.support.ageing import until
 MORE_THAN_A_SOCKET_TAKES = 2000
 
 
-async def test_a_busy_worker_is_told_everything_in_order_but_no_hint_that_would_come_late(tmp_path: Path) -> None:
+async def test_a_busy_worker_gets_every_datagram_in_order_but_no_late_hints(tmp_path: Path) -> None:
     heard: list[bytes] = []
     sender = LocalBus(tmp_path, 0, 2, lambda datagram: None)
     receiver = LocalBus(tmp_path, 1, 2, heard.append)

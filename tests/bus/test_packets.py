@@ -143,7 +143,7 @@ def heartbeat(boot: int, name: str, *, leaving: bool = False) -> Packet:
     return Packet(boot, 1, 1, 1, [], Heartbeat(name, "there", leaving))
 
 
-def test_a_silent_host_is_dead_and_alive_again_when_it_is_heard() -> None:
+def test_a_silent_host_is_dead_until_it_sends_again() -> None:
     members = Members(dead_after=5)
     members.received(heartbeat(1, "a"), 0)
     members.received(heartbeat(2, "b"), 4)

@@ -19,7 +19,7 @@ Pair = tuple[Host, Host]
 
 @pytest.fixture(params=["udp", "http"])
 async def pair(request: pytest.FixtureRequest, start_host: StartHost, udp_ports: Ports, tcp_ports: Ports) -> Pair:
-    """The slow poll and the log of changes are out of the way: what happens, happens because it was told."""
+    """Without the slow poll and the change log: what happens is caused by notifications alone."""
     udp, tcp = udp_ports.free(2), tcp_ports.free(2)
     hosts = []
     for index, name in enumerate(("here", "there")):
@@ -47,7 +47,7 @@ async def hear_each_other(*hosts: Host) -> bool:
 
 
 @pytest.mark.parametrize("pair", ["both"], indirect=True)
-async def test_what_is_told_in_two_ways_happens_once(pair: Pair) -> None:
+async def test_an_event_received_by_two_transports_is_handled_once(pair: Pair) -> None:
     here, there = pair
     got: list[Any] = []
     async with asyncio.timeout(100):
@@ -238,7 +238,7 @@ async def test_a_note_that_names_no_queue_is_refused(start_host: StartHost, body
     assert (answer.status, answer.body) == (200, {"status": "ok"})
 
 
-async def test_of_several_partitions_freed_at_once_the_other_gets_those_that_nobody_here_takes(pair: Pair) -> None:
+async def test_of_several_freed_partitions_the_other_worker_gets_those_not_taken_here(pair: Pair) -> None:
     here, there = pair
     await here.configure("q", retryDelay=0)
     for partition in "abc":
@@ -254,7 +254,7 @@ async def test_of_several_partitions_freed_at_once_the_other_gets_those_that_nob
     assert [payloads(answer) for answer in answers] == [[1], [1], [1]]
 
 
-def test_one_of_those_who_share_a_directory_leads_and_nobody_when_it_was_removed(tmp_path: Path) -> None:
+def test_one_worker_of_a_directory_leads_and_none_when_it_was_removed(tmp_path: Path) -> None:
     directory = tmp_path / "runtime"
     directory.mkdir()
     one, other, late = UdpLeader(directory), UdpLeader(directory), UdpLeader(directory)

@@ -27,6 +27,6 @@ def celery_host(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def namespace(celery_host: Host) -> Iterator[Namespace]:
-    """A namespace that nobody else uses."""
+    """A namespace of the test's own."""
     with Namespace(celery_host.port, f"test-{uuid.uuid4().hex[:12]}") as one:
         yield one

@@ -48,7 +48,7 @@ def test_the_header_of_a_chord_is_not_read_task_by_task_while_its_body_is_waited
     assert _HEADER < len(requests) < 1.5 * _HEADER
 
 
-def test_an_error_in_the_header_is_raised_to_the_one_who_waits_for_the_body(app: Celery) -> None:
+def test_an_error_in_the_header_is_raised_to_the_task_waiting_for_the_body(app: Celery) -> None:
     parts = [app.AsyncResult(f"part{number}") for number in range(_HEADER)]
     body = AsyncResult("body", app=app, parent=GroupResult("header", parts))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from celery import chord
 
 from tests.celery.queues import Namespace
-from tests.celery.worker import celery_worker, environment
+from tests.celery.worker import celery_worker, load_tasks
 from tests.support.ageing import block_until
 from tests.support.host import Host
 
@@ -20,9 +19,7 @@ from tests.support.host import Host
 def test_kill_loses_no_task_and_doubles_only_what_was_running(
     namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(namespace.url, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+    tasks = load_tasks(namespace.url, tmp_path, monkeypatch)
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     names = [f"task{number}" for number in range(6)]
 
@@ -47,9 +44,7 @@ def test_kill_loses_no_task_and_doubles_only_what_was_running(
 def test_a_worker_that_is_stopped_finishes_its_task_and_gives_back_the_others(
     namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(namespace.url, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+    tasks = load_tasks(namespace.url, tmp_path, monkeypatch)
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     with celery_worker(namespace.url, tmp_path, "stopped", "-P", "threads", "-c", "1", lease=2) as worker:
         for name in ("one", "two", "three"):
@@ -71,9 +66,7 @@ def test_a_worker_that_is_stopped_finishes_its_task_and_gives_back_the_others(
 def test_what_tasks_return_while_the_server_is_gone_is_stored_when_it_is_back(
     celery_host: Host, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(namespace.url, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+    tasks = load_tasks(namespace.url, tmp_path, monkeypatch)
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     with (
         ThreadPoolExecutor() as pool,
@@ -100,9 +93,7 @@ def test_what_tasks_return_while_the_server_is_gone_is_stored_when_it_is_back(
 def test_a_worker_connects_again_after_an_outage_that_outlasts_its_leases(
     celery_host: Host, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in environment(namespace.url, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+    tasks = load_tasks(namespace.url, tmp_path, monkeypatch)
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     gate.touch()
     # Its heartbeats, which are events, would wait for the server themselves.

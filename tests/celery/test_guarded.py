@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from celery import chord
 from kombu import Connection
 
 from queen.embedded import EmbeddedPostgres
-from tests.celery.worker import celery_worker, environment
+from tests.celery.worker import celery_worker, load_tasks
 from tests.http.auth.issuer import SECRET, issue
 from tests.http.auth.test_tls import write_pair
 from tests.support.databases import create_database
@@ -65,9 +64,7 @@ def test_a_worker_runs_tasks_with_a_limited_token(
     served, certificate = guarded
     token = issue("read-write", **limits)
     url = f"queens://:{token}@127.0.0.1:{served.port}/shop?ssl_ca_certs={certificate}"
-    for name, value in environment(url, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+    tasks = load_tasks(url, tmp_path, monkeypatch)
     with celery_worker(url, tmp_path, "guarded", "-P", "solo"):
         assert tasks.add.delay(2, 3).get(timeout=_SECONDS) == 5
         assert chord((tasks.add.s(i, i) for i in range(3)), tasks.total.s())().get(timeout=_SECONDS) == 6
@@ -85,7 +82,7 @@ def test_an_admin_with_a_limited_token_purges_a_queue(guarded: tuple[Host, Path]
         assert queue.clear() == 1
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(guarded: tuple[Host, Path]) -> None:
+def test_an_untrusted_certificate_is_refused(guarded: tuple[Host, Path]) -> None:
     served, _ = guarded
     with pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
         Connection(f"queens://127.0.0.1:{served.port}").ensure_connection(max_retries=1, interval_start=0)

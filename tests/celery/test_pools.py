@@ -9,7 +9,7 @@ import pytest
 from celery import chord
 
 from tests.celery.queues import Namespace
-from tests.celery.worker import celery_worker, environment
+from tests.celery.worker import celery_worker, load_tasks
 from tests.support.ageing import block_until
 
 
@@ -21,9 +21,7 @@ def test_a_worker_of_green_threads_runs_tasks(
     # Found and not imported: eventlet changes the process that imports it.
     if importlib.util.find_spec(pool) is None:
         pytest.skip(f"{pool} is not installed")
-    for name, value in environment(namespace.url, tmp_path).items():
-        monkeypatch.setenv(name, value)
-    tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+    tasks = load_tasks(namespace.url, tmp_path, monkeypatch)
     gate = tmp_path / "gate"
     with celery_worker(namespace.url, tmp_path, pool, "-P", pool, "-c", "4", lease=2) as worker:
         held = [tasks.hold.delay(str(number), str(gate)) for number in range(4)]

@@ -154,7 +154,7 @@ def test_every_listener_of_a_fanout_exchange_gets_every_message(connection: Conn
     assert kept.get().payload == "extra"
 
 
-def test_a_listener_hears_only_what_its_binding_selects_and_nothing_from_before(connection: Connection) -> None:
+def test_a_listener_gets_only_what_its_binding_selects_and_nothing_from_before(connection: Connection) -> None:
     events = Exchange("events", type="topic")
     producer = Producer(connection.default_channel, exchange=events, serializer="json")
     producer.publish("before", routing_key="worker.online")
@@ -230,7 +230,7 @@ def test_an_expiration_becomes_the_time_to_live_of_the_item(connection: Connecti
     assert item["expires_at"] is not None
 
 
-def test_a_publish_that_is_repeated_is_stored_once_where_that_is_asked_for(namespace: Namespace) -> None:
+def test_a_repeated_publish_is_stored_once_with_deduplication(namespace: Namespace) -> None:
     with namespace.connect(exactly_once_publish=True) as connection:
         channel = connection.channel()
         properties = {"delivery_mode": 2}

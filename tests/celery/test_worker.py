@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
 import uuid
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.celery.queues import Namespace
-from tests.celery.worker import celery_worker, environment
+from tests.celery.worker import celery_worker, load_tasks
 from tests.support.ageing import block_until
 from tests.support.host import Host
 
@@ -44,9 +43,7 @@ def application(celery_host: Host, tmp_path_factory: pytest.TempPathFactory) -> 
         Namespace(celery_host.port, f"worker-{uuid.uuid4().hex[:12]}") as namespace,
         pytest.MonkeyPatch.context() as env,
     ):
-        for variable, value in environment(namespace.url, directory).items():
-            env.setenv(variable, value)
-        tasks = importlib.reload(importlib.import_module("tests.celery.tasks"))
+        tasks = load_tasks(namespace.url, directory, env)
         with celery_worker(namespace.url, directory, "main", "-c", "2") as _:
             yield Application(tasks, namespace, directory)
         tasks.app.close()
@@ -147,7 +144,7 @@ def test_remote_control_answers(application: Application) -> None:
     control.rate_limit("tests.celery.tasks.add", 0, reply=True, timeout=100, limit=1)
 
 
-def test_a_worker_begins_and_ends_to_consume_a_queue_when_it_is_told(application: Application) -> None:
+def test_a_worker_starts_and_stops_consuming_a_queue_by_remote_control(application: Application) -> None:
     control = application.app.control
     result = application.tasks.add.apply_async((4, 4), queue="extra")
     control.add_consumer("extra", reply=True, timeout=100, limit=1)
@@ -158,7 +155,7 @@ def test_a_worker_begins_and_ends_to_consume_a_queue_when_it_is_told(application
     block_until(lambda: application.namespace.counts("extra")["ready"] == 1, "the item that nobody consumes")
 
 
-def test_events_of_a_task_are_heard(application: Application) -> None:
+def test_events_of_a_task_are_received(application: Application) -> None:
     heard: list[dict[str, Any]] = []
     listening = threading.Event()
     done = threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import psutil
+import pytest
 
 from tests.support.ageing import block_until
 
@@ -54,6 +57,13 @@ class CeleryWorker:
         if self.process.poll() is None:
             self.process.terminate()
             self.process.wait(_STOP_SECONDS)
+
+
+def load_tasks(url: str, directory: Path, patch: pytest.MonkeyPatch) -> ModuleType:
+    """`tests.celery.tasks` in this process, for a server and a directory."""
+    for name, value in environment(url, directory).items():
+        patch.setenv(name, value)
+    return importlib.reload(importlib.import_module("tests.celery.tasks"))
 
 
 def environment(url: str, directory: Path) -> dict[str, str]:

@@ -89,7 +89,7 @@ def test_everything_comes_back_as_it_was(
 
 def test_what_is_no_backup_is_refused(no_server: Cli, source: str, target: str, tmp_path: Path) -> None:
     assert "has no manifest.json" in no_server("restore", tmp_path, "--database-url", target).err
-    assert "holds no Queen" in no_server("backup", tmp_path / "b", "--database-url", target).err
+    assert "has no Queen schema" in no_server("backup", tmp_path / "b", "--database-url", target).err
     assert not list(tmp_path.glob("b*"))
     assert no_server("backup", tmp_path / "b", "--database-url", "postgresql://x@127.0.0.1:1/x").code == 1
     assert "no database is configured" in no_server("backup", tmp_path / "b", "--data-dir", tmp_path / "none").err

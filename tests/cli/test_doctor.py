@@ -163,7 +163,7 @@ def test_groups_that_are_behind_leases_that_are_held_and_dead_letters(cli: Cli, 
     cli("queue", "delete", name, "--yes")
 
 
-def test_a_lease_that_has_ended_is_held_by_nobody(cli: Cli, server: Served, name: str) -> None:
+def test_a_lease_that_has_ended_has_no_holder(cli: Cli, server: Served, name: str) -> None:
     cli("push", name, "--partition", name, stdin="1")
     cli("pop", name, "--cg", "gone")
 
@@ -269,7 +269,7 @@ def test_certificates(
         assert insecure.status == (status if trust else "warn")
 
 
-def test_a_server_with_a_certificate_that_nobody_trusts(
+def test_a_server_with_an_untrusted_certificate(
     cli: Cli, server: Served, make_certificate: Callable[[int], dict[str, Path]], tmp_path: Path
 ) -> None:
     with serving(server.dsn, tmp_path, **make_certificate(10)) as secure:

@@ -103,7 +103,7 @@ async def test_each_status_has_its_error(status: str, kind: type[RequestError]) 
     assert error.__notes__ == [f"GET {url}/api/v1/x -> {status[:3]}"]
 
 
-async def test_answer_without_an_error_text_is_told_by_its_status() -> None:
+async def test_answer_without_an_error_text_is_described_by_its_status() -> None:
     async with answering(answer("502 Bad Gateway", b"<html>")) as (url, _), Queen(url, retry_attempts=1) as queen:
         with pytest.raises(ServerError, match="HTTP 502: Bad Gateway"):
             await queen.request("GET", "/")
@@ -160,7 +160,7 @@ async def test_refused_transaction_raises_and_applies_nothing(queen: Queen) -> N
     assert await queen.queue("other").wait(False).pop() == []
 
 
-async def test_nobody_there_is_a_connection_error() -> None:
+async def test_no_server_is_a_connection_error() -> None:
     async with Queen("http://127.0.0.1:1", retry_attempts=2, retry_delay_millis=1) as queen:
         with pytest.raises(QueenConnectionError) as caught:
             await queen.queue("q").push({"data": 1})
@@ -187,7 +187,7 @@ def test_client_that_cannot_work_is_not_made(given: Any, text: str) -> None:
         Queen(given)
 
 
-def test_option_nobody_knows_is_told() -> None:
+def test_unknown_option_is_reported() -> None:
     with pytest.warns(UserWarning, match="no option timeout_milis"):
         Queen({"url": "http://a", "timeout_milis": 3})
 

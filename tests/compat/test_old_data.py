@@ -36,7 +36,7 @@ class Old:
     """What it said of maintenance before that."""
 
     def log(self, queue: str, partition: str, group: str) -> list[Found]:
-        """Everything in a partition, by way of a group that nobody else uses."""
+        """Everything in a partition, read by a group of its own."""
         return self.http.pop(queue, partition, batch=1000, autoAck="true", consumerGroup=group)
 
     def topic(self, method: str, path: str, body: Any = None, **query: Any) -> Any:

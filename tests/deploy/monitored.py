@@ -112,7 +112,7 @@ class Server(_Process):
 
     @contextmanager
     def locked(self, table: str) -> Iterator[None]:
-        """Hold a lock on a table that nobody else can read or write with, until `unlock` is called or it ends."""
+        """Hold an exclusive lock on a table until `unlock` is called or it ends."""
 
         async def hold() -> None:
             connection = await asyncpg.connect(self._dsn())

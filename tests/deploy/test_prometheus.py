@@ -158,7 +158,7 @@ def test_every_recording_rule_has_data(watched: Watched) -> None:
 
 
 def test_every_series_that_an_alert_asks_for_exists(watched: Watched) -> None:
-    """An alert on a name that nobody exposes never fires. Pipelines are Spark's, and run elsewhere."""
+    """An alert on a metric that is not exposed never fires. Pipelines expose theirs elsewhere."""
     named: set[str] = set()
     for group in yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]:
         for rule in group["rules"]:

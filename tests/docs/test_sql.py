@@ -10,7 +10,7 @@ import asyncpg
 
 from tests.docs.snippets import BLOCK, Walk
 from tests.docs.test_pages import DOCS, SQL_PAGE
-from tests.support.ageing import until
+from tests.support.ageing import is_inbox_empty, until
 from tests.support.api import Api, payloads
 from tests.support.topic_api import TopicApi, values
 
@@ -26,7 +26,7 @@ async def test_the_sql_of_the_page_runs_and_its_messages_arrive(api: Api, dsn: s
     try:
         for block in ran:
             await connection.execute(block)
-        await until(lambda: _is_empty(connection))
+        await until(lambda: is_inbox_empty(connection))
     finally:
         await connection.close()
     (order,) = await api.pop("sql-orders")
@@ -37,10 +37,6 @@ async def test_the_sql_of_the_page_runs_and_its_messages_arrive(api: Api, dsn: s
     assert payloads(await api.pop("sql-mail")) == ["hello"]
     assert payloads(await api.pop("sql-order-changes")) == [{"id": 1, "customer": "customer-7", "total": 43}]
     assert values(await TopicApi(api).dequeue(namespace="sql-shop", topic="invoices")) == []
-
-
-async def _is_empty(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
-    return not await connection.fetchval("SELECT EXISTS (SELECT FROM queen.inbox)")
 
 
 async def test_django_and_sqlalchemy_push_in_their_transactions(api: Api, dsn: str, tmp_path: Path) -> None:

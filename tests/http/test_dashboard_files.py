@@ -93,7 +93,7 @@ async def fetch(api: Api, path: str, **headers: str) -> tuple[aiohttp.ClientResp
         return response, await response.read()
 
 
-async def test_page_has_a_strict_policy_and_is_asked_for_again(api: Api) -> None:
+async def test_page_has_a_strict_policy_and_is_revalidated(api: Api) -> None:
     response, body = await fetch(api, "/")
     assert response.status == 200
     assert response.content_type == "text/html"

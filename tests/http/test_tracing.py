@@ -325,6 +325,6 @@ async def test_spans_without_the_sdk_are_refused_at_the_start(monkeypatch: pytes
     async with started(sys.executable, "-c", WITHOUT_SDK, str(free_port())) as served:
         assert await served.ended() == 1
     assert served.lines[0] == (
-        "queen: OTEL_TRACES_EXPORTER=otlp asks for spans, and OpenTelemetry's SDK is not installed: "
+        "queen: OTEL_TRACES_EXPORTER=otlp enables tracing, but OpenTelemetry's SDK is not installed: "
         "pip install '.[server,otel]' in a clone, or unset the variable"
     )

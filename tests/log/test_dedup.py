@@ -1,4 +1,4 @@
-"""One message per transaction id and partition, inside the window, whoever pushes it and however often."""
+"""One message per transaction id and partition within the window, however many workers push it, and however often."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_span_that_is_not_wholly_here_is_not_served() -> None:
     assert cache.span(2) == (0, 0)
 
 
-def test_a_gap_starts_anew_and_what_is_known_is_not_added_twice() -> None:
+def test_a_gap_starts_the_run_over_and_known_segments_are_not_added_twice() -> None:
     cache = SegmentCache(1 << 20)
     cache.put(1, [segment(0, 5)])
     size = cache.nbytes

@@ -76,7 +76,7 @@ def plain(sent: list[PushItem]) -> list[tuple[str, str, bytes, str, str]]:
 
 
 @pytest.mark.parametrize(("count", "size"), [(50, 10), (3, 20_000), (3000, 300)])
-def test_a_large_part_lets_go_of_its_items_and_unpacks_them_for_who_asks(count: int, size: int) -> None:
+def test_a_large_slice_drops_its_items_and_unpacks_them_on_demand(count: int, size: int) -> None:
     sent = items(count, size)
     part = packed(sent)
     assert (part.given, part.count, part.traced) == (None, count, True)

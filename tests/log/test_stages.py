@@ -148,7 +148,7 @@ async def test_where_a_queue_allows_duplicates_so_does_publishing(writer: Writer
     assert await payloads(connection, "q") == ["1", "2"]
 
 
-async def test_a_queue_that_was_deleted_meanwhile_is_made_anew(writer: Writer, connection: Connection) -> None:
+async def test_a_queue_that_was_deleted_meanwhile_is_created_again(writer: Writer, connection: Connection) -> None:
     one = await writer.stage(0, messages("q", *range(60)))
     two = await writer.stage(0, messages("q", 60, ids=["given"]))
     assert (await writer.api.call("DELETE", "/api/v1/resources/queues/q")).status == 200
@@ -262,7 +262,7 @@ async def test_orphans_are_removed_after_a_day(writer: Writer, connection: Conne
     assert await payloads(connection, "q") == ["2"]
 
 
-async def test_two_who_publish_the_same_batch_at_the_same_time_publish_it_once(
+async def test_a_batch_that_two_publish_at_the_same_time_is_published_once(
     start_server: StartServer, connection: Connection
 ) -> None:
     here, there = Writer(await start_server()), Writer(await start_server())

@@ -61,7 +61,7 @@ def test_clocks_that_differ_make_no_negative_lag() -> None:
     assert (meter.total.lag_ms, meter.total.auto_acked) == (0, 1)
 
 
-def test_what_was_counted_since_then_is_told_apart_from_what_was_before() -> None:
+def test_counts_since_a_snapshot_are_separate_from_earlier_ones() -> None:
     tally = Tally(push_messages=5, lag_max_ms=7.0)
     base = tally.copy()
     tally.push_messages += 2

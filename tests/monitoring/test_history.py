@@ -155,7 +155,7 @@ async def test_system_metrics_have_the_shape_that_dashboards_read(api: Api) -> N
     assert measured["memory"]["rss_bytes"]["last"] > 10_000_000
 
 
-async def test_queue_operations_and_lag_are_told_by_queue(api: Api) -> None:
+async def test_queue_operations_and_lag_are_shown_by_queue(api: Api) -> None:
     await work(api, "shop")
     await api.push("other", 1)
     operations = await get(api, "queue-ops")
@@ -217,7 +217,7 @@ async def test_transactions_and_deleted_partitions_are_counted(api: Api) -> None
     assert (points["next"]["partitionsCreated"], points["next"]["partitionsDeleted"]) == (1, 1)
 
 
-async def test_pops_that_wait_are_told_by_queue_and_worker(start_server: StartServer) -> None:
+async def test_waiting_pops_are_shown_by_queue_and_worker(start_server: StartServer) -> None:
     api = await start_server(metrics_sample_interval_ms=20)
     waiting = [asyncio.create_task(api.pop("shop", wait=True, timeout=20_000)) for _ in range(3)]
 
@@ -238,7 +238,7 @@ async def test_pops_that_wait_are_told_by_queue_and_worker(start_server: StartSe
     await asyncio.gather(*waiting)
 
 
-async def test_what_retention_removed_is_told_by_kind(api: Api, connection: Connection) -> None:
+async def test_what_retention_removed_is_shown_by_kind(api: Api, connection: Connection) -> None:
     now = datetime.now(UTC)
     rows = [("shop", "retention", 5), ("shop", "completed_retention", 3), ("bank", "ttl_expiration", 2)]
     await connection.executemany(

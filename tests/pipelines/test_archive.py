@@ -114,7 +114,7 @@ async def test_an_archive_holds_every_message_and_column_once_and_gives_them_bac
     assert [message["data"] for message in await api.pop("copy", "b", batch=10, autoAck=True)] == [[3], "text", None]
 
 
-async def test_messages_keep_who_pushed_them(runner: Runner, start_server: StartServer, dsn: str) -> None:
+async def test_messages_keep_their_producer(runner: Runner, start_server: StartServer, dsn: str) -> None:
     api = await start_server(jwt_enabled=True, jwt_secret=SECRET)
     admin, other = (api.bearing(issue(role, sub=name)) for role, name in (("admin", "alice"), ("read-write", "bob")))
     for number, caller in enumerate((admin, other, other, admin, other)):

@@ -145,15 +145,15 @@ def test_yaml_takes_functions_from_a_file_beside_it(tmp_path: Path) -> None:
 _TIMED = "event_time: timestamp, lateness: 1 minute"
 _BAD_YAML = {
     "pipeline: p\nsources: {a: {rate: 1}}": ["p.yaml:1: a pipeline needs a sink"],
-    "sources: [a]": ["p.yaml:1: 'sources' must map names to what they are"],
-    "sources: {a: {rate: 1}\n": ["p.yaml:2: this is no YAML"],
-    "- a": ["a pipeline has sources, steps and sinks"],
+    "sources: [a]": ["p.yaml:1: 'sources' must map names to declarations"],
+    "sources: {a: {rate: 1}\n": ["p.yaml:2: not valid YAML"],
+    "- a": ["a pipeline must have sources, steps and sinks"],
     "sources:\n  a: {rate: 1}\n  a: {rate: 2}": ["p.yaml:3: 'a' is given twice"],
     "sources:\n  a: {queu: x}": [
-        "p.yaml:2: source 'a' says none of queue, queue_pattern, files, rate; did you mean 'queue'?"
+        "p.yaml:2: source 'a' needs one of queue, queue_pattern, files, rate; did you mean 'queue'?"
     ],
     "sources:\n  a:\n    rate: 1\n    shema: x int": ["p.yaml:4: source 'a': unknown 'shema'; did you mean 'schema'?"],
-    "sources:\n  a: {queue: x, rate: 1}": ["p.yaml:2: source 'a' is one thing, but says queue and rate"],
+    "sources:\n  a: {queue: x, rate: 1}": ["p.yaml:2: source 'a' must have only one of queue and rate"],
     "sources:\n  a: {rate: 0}": ["p.yaml:2: 'rate' must be a whole number above 0, not '0'"],
     "sources:\n  a:\n    rate: 1\n    lateness: soon": [
         "p.yaml:4: source 'a': lateness: 'soon' is not a length of time"
@@ -162,15 +162,15 @@ _BAD_YAML = {
     "trigger: often\nsources: {a: {rate: 1}}": ["p.yaml:1: trigger: 'often' is neither 'once' nor a length of time"],
     "colour: red": ["p.yaml:1: unknown section 'colour'"],
     "sources: {a: {rate: 1}}\nsinks:\n  s: {from: b, console: true}": [
-        "p.yaml:3: sink 's' takes rows from 'b', which is not there; there are a"
+        "p.yaml:3: sink 's' takes rows from 'b', which does not exist; there are a"
     ],
     "sources: {events: {rate: 1}}\nsteps:\n  x: {sql: SELECT * FROM event}\nsinks: {s: {from: x, console: true}}": [
-        "p.yaml:3: step 'x' takes rows from 'event', which is not there; did you mean 'events'?"
+        "p.yaml:3: step 'x' takes rows from 'event', which does not exist; did you mean 'events'?"
     ],
     "sources: {a: {rate: 1}}\nsteps:\n  x: {sql: SELECT * FROM y}\n  y: {sql: SELECT * FROM x}\n"
     "sinks: {s: {from: x, console: true}}": ["p.yaml:3: step 'x' depends on itself"],
     "sources: {a: {rate: 1}}\nsteps:\n  w: {from: a, tumbling: 1 minute, aggregate: {n: count(*)}}\n"
-    "sinks: {s: {from: w, console: true}}": ["p.yaml:3: step 'w' cuts time into windows, but 'a' has no event_time"],
+    "sinks: {s: {from: w, console: true}}": ["p.yaml:3: step 'w' has a window, but 'a' has no event_time"],
     f"sources: {{a: {{rate: 1, {_TIMED}}}}}\nsteps:\n  w: {{from: a, sliding: 1 minute, aggregate: {{n: count(*)}}}}\n"
     "sinks: {s: {from: w, console: true}}": ["p.yaml:3: step 'w' needs 'every'"],
     f"sources: {{a: {{rate: 1, {_TIMED}}}}}\nsteps:\n  w: {{from: a, tumbling: 1 minute}}\n": ["needs 'aggregate'"],
@@ -180,8 +180,8 @@ _BAD_YAML = {
         "p.yaml:3: sink 's': a topic is given as namespace"
     ],
     "sources: {a: {files: x}}\nsinks: {s: {from: a, console: true}}": ["p.yaml:1: source 'a' needs 'schema'"],
-    "pipeline: ../up\nsources: {a: {rate: 1}}\nsinks: {s: {from: a, console: true}}": ["p.yaml:1: a pipeline's name"],
-    "sources: {a-b: {rate: 1}}\nsinks: {s: {from: a-b, console: true}}": ["a name is of letters, digits and '_'"],
+    "pipeline: ../up\nsources: {a: {rate: 1}}\nsinks: {s: {from: a, console: true}}": ["p.yaml:1: the name of"],
+    "sources: {a-b: {rate: 1}}\nsinks: {s: {from: a-b, console: true}}": ["a name must be letters, digits and '_'"],
     "sources:\n  a: {queue: x, start: sometime}": ["p.yaml:2: source 'a': start: unknown 'sometime'"],
     "sources: {a: {rate: 1}}\nsteps:\n  d: {from: a, dedup: []}": ["p.yaml:3: step 'd' needs the columns"],
     'sources: {a: {rate: 1}}\nsinks:\n  s: {from: a, queue: "x\\0"}': [
@@ -191,7 +191,7 @@ _BAD_YAML = {
         "p.yaml:3: the name of a topic must not be empty"
     ],
     "sources: {a: {rate: 1}}\n? [1, 2]\n: 3": ["p.yaml:2: a key must be text"],
-    # Everything that is wrong is told at once.
+    # All problems are reported together.
     "sources:\n  a: {queu: x}\n  b: {rate: x}\nsinks:\n  s: {console: true}": ["p.yaml:2:", "p.yaml:3:", "p.yaml:5:"],
 }
 
@@ -207,12 +207,12 @@ def test_bad_yaml_is_refused_with_what_and_where(tmp_path: Path, text: str) -> N
 
 
 _BAD_PYTHON = {
-    "x = 1\n": "p.py:1: the file makes no pipeline",
-    "x = (\n": "p.py:1: this is no Python",
+    "x = 1\n": "p.py:1: the file declares no pipeline",
+    "x = (\n": "p.py:1: not valid Python",
     "import sys\nsys.exit()\n": "p.py:2: SystemExit",
     "\nimport nowhere_to_be_found\n": "p.py:2: ModuleNotFoundError",
     "from queen.pipelines import Pipeline\np = Pipeline('p')\np.source('a', rate='x')\n": "p.py:3: 'rate' must be",
-    "from queen.pipelines import Pipeline\np = Pipeline('p')\nq = Pipeline('q')\n": "makes 2 pipelines",
+    "from queen.pipelines import Pipeline\np = Pipeline('p')\nq = Pipeline('q')\n": "declares 2 pipelines",
     "from queen.pipelines import Pipeline\np = Pipeline('p')\n@p.step\ndef f(): pass\n": "p.py:3: step 'f' needs",
 }
 
@@ -245,8 +245,8 @@ sinks:
         load(file)
     assert [(problem.where.line, problem.text[:36]) for problem in refused.value.problems] == [
         (2, "'fail_on_data_loss' must be true or "),
-        (3, "source 'broken' says none of queue, "),
-        (5, "step 'many' cuts time into windows, "),
+        (3, "source 'broken' needs one of queue, "),
+        (5, "step 'many' has a window, but 'event"),
         (8, "sink 'out' takes rows from 'mnay', w"),
         (9, "sink 'other': unknown 'partitoin'; d"),
     ]
@@ -272,15 +272,15 @@ def test_a_file_that_is_not_there_or_of_another_kind_is_refused(tmp_path: Path) 
         load(tmp_path / "p.toml")
 
 
-def test_what_nobody_takes_is_noted(tmp_path: Path) -> None:
+def test_rows_that_are_not_used_are_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "p.yaml"
     path.write_text(
         "sources: {a: {rate: 1}, b: {rate: 1}}\nsteps: {c: {from: a, dedup: [value]}}\n"
         "sinks: {s: {from: c, console: true}}\n"
     )
     notes = [note.text for note in warnings(load(path))]
-    assert "nothing takes the rows of 'b'" in notes
-    assert any("remembers every value for ever" in note for note in notes)
+    assert "the rows of 'b' are not used" in notes
+    assert any("keeps every value forever" in note for note in notes)
 
 
 @pytest.mark.parametrize(

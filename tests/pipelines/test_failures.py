@@ -108,7 +108,7 @@ def test_a_cause_that_only_the_jvm_knows_is_found() -> None:
 
 
 class Query:
-    """A streaming query as Spark shows it, which fails when it is told to."""
+    """A streaming query as Spark shows it, which fails on request."""
 
     lastProgress = None  # noqa: N815
 

@@ -96,7 +96,7 @@ async def test_a_run_tells_its_inputs_outputs_schemas_and_counts(lineage: Backen
     assert lineage.of("sales.shown")[-1]["outputs"] == []
 
 
-async def test_a_failure_is_told_with_its_cause(lineage: Backend, runner: Runner) -> None:
+async def test_a_failure_is_reported_with_its_cause(lineage: Backend, runner: Runner) -> None:
     runner.batch({"shop": "a", "amount": 5})
     text = PIPELINE.replace("amount > 10", "raise_error('the till is open') IS NULL")
     with pytest.raises(PipelineError):

@@ -230,7 +230,7 @@ def dead_key(dead: dict[tuple[str, str], str], user: str) -> str:
     return next(error for (_, error), record in dead.items() if f'"user":"{user}"' in record)
 
 
-async def test_a_run_goes_on_where_the_last_one_ended_unless_it_is_to_begin_anew(runner: Runner) -> None:
+async def test_a_run_resumes_where_the_last_one_ended_unless_fresh(runner: Runner) -> None:
     file = runner.file(
         """\
         pipeline: again
@@ -277,12 +277,14 @@ async def test_state_is_read_whatever_checksum_a_kill_has_left_beside_it(runner:
     ("step", "expected"),
     [
         ("{sql: SELECT nothing FROM events}", "pipeline.yaml:3: 'x': "),
-        ("{sql: SELECT n FRM events}", "pipeline.yaml:3: step 'x' reads from none"),
+        ("{sql: SELECT n FRM events}", "pipeline.yaml:3: step 'x' reads from no source"),
         ("{sql: SELECT n FROM events WHERE (}", "pipeline.yaml:3: 'x': "),
         ("{from: events, dedup: [nothing]}", "pipeline.yaml:3: 'x': "),
     ],
 )
-async def test_what_only_spark_can_tell_is_told_with_its_line(runner: Runner, step: str, expected: str) -> None:
+async def test_problems_that_only_spark_finds_are_reported_with_their_line(
+    runner: Runner, step: str, expected: str
+) -> None:
     file = runner.file(
         f"sources: {{events: {{files: DIR/in, schema: n int}}}}\nsteps:\n  x: {step}\n"
         "sinks: {all: {from: x, console: true}}\n"

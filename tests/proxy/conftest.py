@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import argon2
@@ -41,6 +43,11 @@ class Site:
     async def log_in(self, username: str, password: str = PASSWORD, **more: Any) -> aiohttp.ClientResponse:
         form = {"username": username, "password": password} | more
         return await self.client.post(f"{self.url}/api/login", json=form)
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection to the proxy."""
+        place = urlsplit(self.url)
+        return await asyncio.open_connection(place.hostname, place.port)
 
 
 StartProxy = Callable[..., Awaitable[Site]]

@@ -15,7 +15,7 @@ from joserfc.jwk import RSAKey
 
 
 class Provider:
-    """Signs in whoever `claims` describes, at once."""
+    """Signs in the user that `claims` describes, without asking."""
 
     def __init__(self) -> None:
         self.claims: dict[str, Any] = {"sub": "42", "email": "eva@example.com", "email_verified": True}

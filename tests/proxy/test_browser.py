@@ -117,7 +117,7 @@ async def test_a_provider_that_wants_the_secret_in_a_header_and_has_a_policy(
         ({"nonce": "replayed"}, {"auto_provision": True}, "invalid_state"),
     ],
 )
-async def test_who_may_not_sign_in_is_told_why(
+async def test_a_refused_sign_in_says_why(
     start_proxy: StartProxy, provider: Provider, claims: dict[str, Any], options: dict[str, Any], error: str
 ) -> None:
     provider.claims |= claims
@@ -183,7 +183,7 @@ async def test_a_user_that_cannot_be_made_is_not_signed_in(
         assert answer.status == 401
 
 
-async def test_who_signs_in_twice_at_the_same_time_is_made_once(start_proxy: StartProxy, provider: Provider) -> None:
+async def test_concurrent_first_sign_ins_create_one_user(start_proxy: StartProxy, provider: Provider) -> None:
     site = await with_provider(start_proxy, provider, auto_provision=True)
 
     async def sign_in() -> str:
@@ -197,7 +197,7 @@ async def test_who_signs_in_twice_at_the_same_time_is_made_once(start_proxy: Sta
     assert len(await site.proxy.login.users.all()) == 1
 
 
-async def test_a_callback_that_nobody_asked_for_signs_nobody_in(start_proxy: StartProxy, provider: Provider) -> None:
+async def test_an_unsolicited_callback_signs_no_user_in(start_proxy: StartProxy, provider: Provider) -> None:
     site = await with_provider(start_proxy, provider, auto_provision=True)
     callback = f"{site.url}/api/auth/oidc/callback"
     async with site.client.get(f"{callback}?code=x&state=y", allow_redirects=False) as answer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -27,11 +26,6 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return fed
 
 
-async def connect(site: Site) -> Streams:
-    place = urlsplit(site.url)
-    return await asyncio.open_connection(place.hostname, place.port)
-
-
 async def ask(streams: Streams, credentials: str, method: str, target: str, body: bytes = b"") -> tuple[int, bytes]:
     """The status and the body of the answer to a request that is sent in one piece."""
     reader, writer = streams
@@ -51,7 +45,7 @@ async def test_the_like_of_a_request_is_passed_on_unparsed_until_the_session_end
     shown = (
         f"Authorization: Bearer {token}" if way == "bearer" else f"Cookie: token={token}\r\nOrigin: http://localhost"
     )
-    streams = await connect(site)
+    streams = await site.connect()
     for number in range(6):
         body = b'{"items":[{"queue":"q","payload":%d}]}' % number
         assert (await ask(streams, shown, "POST", "/api/v1/push", body))[0] == 201
@@ -81,7 +75,7 @@ async def test_the_like_of_a_request_is_passed_on_unparsed_until_the_session_end
 
 async def test_another_site_is_refused_although_the_cookie_is_known(site: Site) -> None:
     token = (await site.log_in("alice")).cookies["token"].value
-    streams = await connect(site)
+    streams = await site.connect()
     body = b'{"items":[{"queue":"q","payload":1}]}'
     for origin, status in (("http://localhost", 201), ("https://evil.example", 403), ("http://[", 403)) * 3:
         cookie = f"Cookie: token={token}\r\nOrigin: {origin}"
@@ -94,7 +88,7 @@ async def test_another_site_is_refused_although_the_cookie_is_known(site: Site) 
 
 async def test_a_body_that_is_longer_or_shorter_than_the_head_says_is_read_as_ever(site: Site) -> None:
     token = (await site.log_in("alice")).cookies["token"].value
-    shown, streams = f"Authorization: Bearer {token}", await connect(site)
+    shown, streams = f"Authorization: Bearer {token}", await site.connect()
     body = b'{"items":[{"queue":"q","payload":1}]}'
     for _ in range(4):
         assert (await ask(streams, shown, "POST", "/api/v1/push", body))[0] == 201

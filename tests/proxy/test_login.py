@@ -27,7 +27,7 @@ from tests.support.proxy import Proxy as DatabaseProxy
 PUSH = {"items": [{"queue": "q", "payload": {"n": 1}}]}
 
 
-async def test_who_is_not_logged_in_gets_nothing(site: Site) -> None:
+async def test_unauthenticated_requests_get_nothing(site: Site) -> None:
     async with site.client.get(f"{site.url}/api/v1/status") as answer:
         assert answer.status == 401
         assert await answer.json() == {"error": "Authentication required"}
@@ -155,7 +155,7 @@ async def test_guessing_locks_the_user_for_a_while(site: Site) -> None:
     assert (await site.log_in("rita")).status == 200, "others are not concerned"
 
 
-async def test_nobody_learns_by_guessing_whether_there_is_a_user(site: Site) -> None:
+async def test_a_failed_login_does_not_reveal_whether_the_user_exists(site: Site) -> None:
     """The answers are the same, also where the user is locked, disabled or known to a provider alone."""
     users = site.proxy.login.users
     await users.create("eva", None, "admin", "eva@example.com")
@@ -183,7 +183,7 @@ async def test_guessing_names_is_throttled_by_address(site: Site) -> None:
     assert statuses == [401] * 20 + [429] * 2
 
 
-async def test_a_form_of_another_site_logs_nobody_in(site: Site) -> None:
+async def test_a_form_of_another_site_cannot_log_in(site: Site) -> None:
     body = f'{{"username":"alice","password":"{PASSWORD}"}}'
     async with site.client.post(f"{site.url}/api/login", data=body, headers={"Content-Type": "text/plain"}) as answer:
         assert answer.status == 415
@@ -401,7 +401,7 @@ async def test_what_is_minted_for_a_limited_token_has_its_limits(start_proxy: St
             assert claims["exp"] <= read_claims(token.encode())[1]["exp"] + 30, "with the skew"
 
 
-async def test_where_somebody_may_be_sent_after_logging_in(start_proxy: StartProxy) -> None:
+async def test_safe_redirects_after_logging_in(start_proxy: StartProxy) -> None:
     site = await start_proxy(cookie_domain=".example.com", forward_auth_redirect_hosts=("partner.example",))
     await site.add_user("alice", "admin")
     for target, safe in (

@@ -74,7 +74,7 @@ async def test_a_person_signs_in_with_a_certified_provider(site: Site, browser: 
 
 
 @pytest.mark.parametrize(("name", "error"), [("adam", "not_provisioned"), ("mallory", "not_allowed")])
-async def test_whom_nobody_knows_is_not_let_in(site: Site, browser: Browser, name: str, error: str) -> None:
+async def test_an_unknown_account_is_refused(site: Site, browser: Browser, name: str, error: str) -> None:
     await site.add_user("mallory", "admin", "mallory@example.com")
     page = await browser.new_page()
     await sign_in(page, site, name)

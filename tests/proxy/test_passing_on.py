@@ -7,7 +7,6 @@ import contextlib
 import re
 from collections.abc import AsyncIterator
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -27,7 +26,7 @@ def _no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Behind:
-    """A server that shows what reaches it, and answers as it is told to."""
+    """A server that shows what reaches it, and gives prepared answers."""
 
     def __init__(self) -> None:
         self.received = b""
@@ -79,11 +78,6 @@ async def token_of(site: Site, name: str = "alice", role: str = "admin") -> str:
     return (await site.log_in(name)).cookies["token"].value
 
 
-async def connect(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    place = urlsplit(site.url)
-    return await asyncio.open_connection(place.hostname, place.port)
-
-
 def head(token: str, line: str, *more: str) -> bytes:
     return "\r\n".join([line, "Host: localhost", f"Authorization: Bearer {token}", *more, "", ""]).encode()
 
@@ -92,7 +86,7 @@ async def test_bodies_pass_piece_by_piece(start_proxy: StartProxy, behind: Behin
     """Neither a body that comes nor one that goes is kept until it is whole."""
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Content-Length: 1000000") + b"first piece")
     await behind.until(b"first piece")
     writer.write(b"second piece")
@@ -110,7 +104,7 @@ async def test_bodies_pass_piece_by_piece(start_proxy: StartProxy, behind: Behin
 async def test_chunks_pass_piece_by_piece(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     writer.write(head(token, "POST /x HTTP/1.1", "Transfer-Encoding: chunked") + b"5\r\nfirst\r\n")
     await behind.until(b"first")
     writer.write(b"6\r\nsecond\r\n0\r\n\r\n")
@@ -124,10 +118,10 @@ async def test_chunks_pass_piece_by_piece(start_proxy: StartProxy, behind: Behin
     writer.close()
 
 
-async def test_a_slow_reader_holds_up_nobody_and_fills_no_memory(start_proxy: StartProxy, behind: Behind) -> None:
+async def test_a_slow_reader_delays_no_others_and_fills_no_memory(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    _, writer = await connect(site)
+    _, writer = await site.connect()
     cast(asyncio.Transport, writer.transport).pause_reading()
     writer.write(head(token, "GET /large HTTP/1.1"))
     await behind.until(b"GET /large")
@@ -147,10 +141,10 @@ async def test_a_slow_reader_holds_up_nobody_and_fills_no_memory(start_proxy: St
     writer.transport.abort()
 
 
-async def test_who_goes_away_takes_its_long_poll_along(site: Site) -> None:
-    """Else the message that comes next would be leased to nobody, or lost with autoAck."""
+async def test_a_client_that_disconnects_ends_its_long_poll(site: Site) -> None:
+    """Otherwise the next message would be leased to a client that is gone, or lost with autoAck."""
     token = (await site.log_in("alice")).cookies["token"].value
-    _, writer = await connect(site)
+    _, writer = await site.connect()
     worker = site.server.worker
     assert worker is not None
     line = "GET /api/v1/pop/queue/q?wait=true&timeout=30000&autoAck=true HTTP/1.1"
@@ -279,7 +273,7 @@ async def test_every_answer_has_the_security_headers(start_proxy: StartProxy, si
             assert answer.headers["X-Content-Type-Options"] == "nosniff", path
             assert answer.headers["X-Frame-Options"] == "DENY", path
             assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"], path
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     writer.write(b"NONSENSE\r\n\r\n")
     refused = await asyncio.wait_for(reader.read(), 100)
     assert refused.startswith(b"HTTP/1.1 400")
@@ -315,7 +309,7 @@ AMBIGUOUS = {
 
 async def test_what_could_be_read_in_two_ways_is_refused_and_what_follows_is_not_read(site: Site) -> None:
     for request, expected in AMBIGUOUS.items():
-        reader, writer = await connect(site)
+        reader, writer = await site.connect()
         writer.write(request + NEXT)
         answers = await asyncio.wait_for(reader.read(), 100)
         statuses = re.findall(rb"HTTP/1\.1 (\d+) ", answers)
@@ -326,7 +320,7 @@ async def test_what_could_be_read_in_two_ways_is_refused_and_what_follows_is_not
 async def test_a_body_that_makes_no_sense_is_refused(site: Site) -> None:
     token = (await site.log_in("alice")).cookies["token"].value
     for body in (b" 2\r\n{}\r\n0\r\n\r\n", b"0x2\r\n{}\r\n0\r\n\r\n", b"2\n{}\n0\n\n", b"F" * 17 + b"\r\n{}"):
-        reader, writer = await connect(site)
+        reader, writer = await site.connect()
         writer.write(head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked") + body + NEXT)
         answers = await asyncio.wait_for(reader.read(), 100)
         assert re.findall(rb"HTTP/1\.1 (\d+) ", answers) == [b"400"], body
@@ -338,7 +332,7 @@ async def test_a_line_that_never_ends_is_refused(site: Site) -> None:
     token = (await site.log_in("alice")).cookies["token"].value
     chunked = head(token, "POST /api/v1/push HTTP/1.1", "Transfer-Encoding: chunked")
     for start in (b"GET / HTTP/1.1\r\nHost: a\r\nX: ", chunked + b"1\r\n[\r\n0\r\nX: ", chunked + b"1;x="):
-        reader, writer = await connect(site)
+        reader, writer = await site.connect()
         writer.write(start)
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -354,7 +348,7 @@ async def test_a_line_that_never_ends_is_refused(site: Site) -> None:
 async def test_what_follows_a_body_as_a_trailer_is_in_no_request(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     for number in range(2):
         writer.write(head(token, f"POST /number{number} HTTP/1.1", "Transfer-Encoding: chunked"))
         writer.write(b"1\r\nx\r\n0\r\nX-Smuggled: yes\r\nHost: evil.example\r\n\r\n")
@@ -373,7 +367,7 @@ async def test_an_upgrade_to_what_is_not_spoken_keeps_its_body(start_proxy: Star
     """As curl --http2 sends it; the body is none of a request that comes next."""
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     body = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA")
     writer.write(head(token, "POST /first HTTP/1.1", f"Content-Length: {len(body)}", *upgrade) + body)
@@ -397,7 +391,7 @@ async def test_a_request_that_does_not_arrive_in_time_is_refused(
     token = await token_of(site)
     login = b"POST /api/login HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n"
     for start in (b"GET / HTTP/1.1\r\nX: ", login, head(token, "POST /x HTTP/1.1", "Content-Length: 60000")):
-        reader, writer = await connect(site)
+        reader, writer = await site.connect()
         writer.write(start)
         answer = asyncio.create_task(reader.readline())
         async with asyncio.timeout(100):
@@ -408,12 +402,10 @@ async def test_a_request_that_does_not_arrive_in_time_is_refused(
         writer.transport.abort()
 
 
-async def test_answers_that_are_not_read_hold_up_those_asked_for_after_them(
-    start_proxy: StartProxy, behind: Behind
-) -> None:
+async def test_unread_answers_delay_later_requests_of_the_connection(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    _, writer = await connect(site)
+    _, writer = await site.connect()
     cast(asyncio.Transport, writer.transport).pause_reading()
     writer.write(head(token, "GET /large HTTP/1.1") * 400)
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: 150000\r\n\r\n" + b"x" * 150_000
@@ -433,25 +425,25 @@ async def test_answers_that_are_not_read_hold_up_those_asked_for_after_them(
 
 async def test_connections_have_a_limit(start_proxy: StartProxy) -> None:
     site = await start_proxy(max_connections=3, max_connections_per_ip=2)
-    opened = [await connect(site) for _ in range(2)]
+    opened = [await site.connect() for _ in range(2)]
     for _, writer in opened:
         writer.write(NEXT)
     assert [(await reader.readline()).split()[1] for reader, _ in opened] == [b"200", b"200"]
-    reader, _ = await connect(site)
+    reader, _ = await site.connect()
     assert (await asyncio.wait_for(reader.read(), 100)).startswith(b"HTTP/1.1 429")
     opened.pop()[1].transport.abort()
     await until(lambda: len(site.proxy.fronts) == 1)
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     writer.write(NEXT)
     assert (await reader.readline()).split()[1] == b"200"
     for _, each in [*opened, (reader, writer)]:
         each.transport.abort()
 
 
-async def test_what_nobody_asked_for_is_no_answer_to_the_next_request(start_proxy: StartProxy, behind: Behind) -> None:
+async def test_an_unsolicited_answer_is_not_given_to_the_next_request(start_proxy: StartProxy, behind: Behind) -> None:
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     writer.write(head(token, "GET /first HTTP/1.1"))
     await behind.until(b"/first")
     first = behind.writer
@@ -484,7 +476,7 @@ async def test_requests_sent_ahead_are_answered_in_their_order(site: Site, size:
         + head(token, "GET /api/v1/pop/queue/q?batch=10 HTTP/1.1")
         + head(token, "GET /api/v1/nothing HTTP/1.1", "Connection: close")
     )
-    reader, writer = await connect(site)
+    reader, writer = await site.connect()
     for at in range(0, len(requests), size):
         writer.write(requests[at : at + size])
         await asyncio.sleep(0)
@@ -495,9 +487,9 @@ async def test_requests_sent_ahead_are_answered_in_their_order(site: Site, size:
     writer.close()
 
 
-async def test_half_a_request_is_stored_by_nobody(site: Site) -> None:
+async def test_half_a_request_is_not_stored(site: Site) -> None:
     token = (await site.log_in("alice")).cookies["token"].value
-    _, writer = await connect(site)
+    _, writer = await site.connect()
     worker = site.server.worker
     assert worker is not None
     opened = len(worker.http.connections)
@@ -517,7 +509,7 @@ async def test_an_answer_that_breaks_off_is_not_taken_for_whole(start_proxy: Sta
     site = await start_proxy(queen_server_url=behind.url)
     token = await token_of(site)
     for answer in (b"Content-Length: 100\r\n\r\nhalf", b"Transfer-Encoding: chunked\r\n\r\n64\r\nhalf"):
-        reader, writer = await connect(site)
+        reader, writer = await site.connect()
         writer.write(head(token, "GET /x HTTP/1.1"))
         await behind.until(b"GET /x")
         behind.received = b""

@@ -124,7 +124,7 @@ async def test_signing_in_with_a_provider_at_the_server_itself(
         assert await sign_in(client) == "/login?error=not_allowed"
 
 
-async def test_another_proxy_asks_the_server_itself_who_sends_a_request(dsn: str, start_server: StartServer) -> None:
+async def test_another_proxy_authenticates_requests_at_the_server(dsn: str, start_server: StartServer) -> None:
     key = OKPKey.generate_key("Ed25519").as_pem(private=True).decode()
     api = await start_server(
         queen_login=True,

@@ -90,7 +90,7 @@ async def test_one_at_a_time_has_the_turn(ready: ReadyQueue) -> None:
     assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.YOURS
 
 
-async def test_a_queue_whose_turn_never_ended_is_lost_until_it_is_opened_anew(ready: ReadyQueue) -> None:
+async def test_a_queue_whose_turn_never_ended_is_lost_until_it_is_opened_again(ready: ReadyQueue) -> None:
     await ready.open(TOPIC, "token")
     await offer(ready, ready_item(1))
     assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.YOURS
@@ -105,7 +105,7 @@ async def test_a_queue_whose_turn_never_ended_is_lost_until_it_is_opened_anew(re
     assert (turn.state, turn.items) == (FillTurnState.YOURS, [])
 
 
-async def test_who_knows_another_token_has_lost_the_queue(ready: ReadyQueue) -> None:
+async def test_with_another_token_the_queue_is_lost(ready: ReadyQueue) -> None:
     assert (await ready.begin(TOPIC, "token", 1)).state is FillTurnState.LOST
     await ready.open(TOPIC, "token")
     await offer(ready, ready_item(1))
@@ -160,7 +160,7 @@ async def test_a_counter_admits_up_to_its_limit(counters: Counters) -> None:
     assert not (await counters.add("c", 11, 10)).admitted
 
 
-async def test_many_who_count_at_once_are_admitted_no_more_than_the_limit(counters: Counters) -> None:
+async def test_concurrent_counts_do_not_exceed_the_limit(counters: Counters) -> None:
     counted = await asyncio.gather(*(counters.add("a", 1, 20) for _ in range(50)))
     assert sum(one.admitted for one in counted) == 20
 

@@ -37,7 +37,7 @@ def test_after_ten_seconds_one_attempt_decides() -> None:
     assert breaker.state is BreakerState.CLOSED and breaker.allows()
 
 
-def test_who_knows_that_it_works_again_need_not_wait() -> None:
+def test_an_attempt_can_be_made_at_once_when_the_cause_is_over() -> None:
     breaker = Breaker(lambda state: None, clock=Clock(100.0))
     breaker.half_open()
     assert breaker.state is BreakerState.CLOSED, "there was nothing to try"

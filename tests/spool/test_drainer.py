@@ -10,15 +10,12 @@ import pytest
 
 from queen.errors import DatabaseUnavailable
 from queen.spool.drainer import BreakerState, Drainer, RecordsRefused, Span, advance
-from queen.spool.record import UNNUMBERED, Record
+from queen.spool.record import Record
 from queen.spool.spool import Spool
 from queen.storage.database import Database
+from tests.spool.records import record
 from tests.support.ageing import until
 from tests.support.database import Connection
-
-
-def record(number: int, partition: str = "p") -> Record:
-    return Record(UNNUMBERED, 1.5, "q", partition, number.to_bytes(16, "big"), 1, [], b"payload")
 
 
 class Numbers:
@@ -128,7 +125,7 @@ async def test_what_is_refused_costs_few_attempts(rig: Rig) -> None:
 
 async def test_quarantined_records_of_a_partition_are_retried_in_order(rig: Rig) -> None:
     rig.store.refused = {1, 2, 3}
-    await rig.append(record(1), record(2), record(3, "other"))
+    await rig.append(record(1), record(2), record(3, partition="other"))
     rig.drainer.start()
     await until(lambda: rig.spool.failed.count()[0] == 3)
     rig.store.refused = {1}

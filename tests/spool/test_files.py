@@ -26,15 +26,12 @@ from queen.spool.files import (
     write_durably,
 )
 from queen.spool.reader import SpoolReader, Taken
-from queen.spool.record import UNNUMBERED, Record, bucket_of, decode_record, encode_record
+from queen.spool.record import Record, bucket_of, decode_record, encode_record
 from queen.spool.shared_state import SharedSpoolState
 from queen.spool.spool import Spool
 from queen.spool.writer import SpoolRefused, SpoolWriter
+from tests.spool.records import record
 from tests.support.ageing import until
-
-
-def record(number: int, payload: bytes = b"payload", partition: str = "p") -> Record:
-    return Record(UNNUMBERED, 1.5, "q", partition, number.to_bytes(16, "big"), 1, [], payload)
 
 
 def numbers(taken: list[Taken]) -> list[int]:
@@ -333,8 +330,8 @@ def test_a_record_that_was_set_aside_says_why_and_comes_back(tmp_path: Path) -> 
     asyncio.run(spool.close())
 
 
-def test_a_writer_that_dies_in_the_middle_of_a_batch_was_not_heard(board: SharedSpoolState, tmp_path: Path) -> None:
-    """What it counted but never wrote keeps nobody waiting once the spool is empty."""
+def test_a_batch_whose_writer_died_in_the_middle_is_not_stored(board: SharedSpoolState, tmp_path: Path) -> None:
+    """What it counted but never wrote delays no request once the spool is empty."""
     with board.locked():
         board.accept([record(1)], 100, 0.0, 1)
     assert board.engaged
@@ -389,7 +386,7 @@ def _run(command: str) -> None:
     subprocess.run(command.split(), check=True, capture_output=True)
 
 
-def test_a_file_is_finished_when_it_is_full_or_nobody_writes_to_it(board: SharedSpoolState, tmp_path: Path) -> None:
+def test_a_file_is_finished_when_it_is_full_or_unused(board: SharedSpoolState, tmp_path: Path) -> None:
     def are_finished() -> bool:
         return all(path.suffix == ".buf" for path in _files(tmp_path))
 

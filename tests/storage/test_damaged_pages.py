@@ -1,4 +1,4 @@
-"""Bytes that change on the disk under PostgreSQL: its checksums find them, and nobody is given what they say."""
+"""Bytes that change on the disk under PostgreSQL: its checksums find them, and they are never delivered."""
 
 from __future__ import annotations
 

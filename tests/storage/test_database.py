@@ -1,4 +1,4 @@
-"""What the driver's errors mean for whoever asked."""
+"""How errors of the driver are translated for callers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_a_statement_that_is_refused_leaves_the_connection_as_it_was(dsn: 
     await database.close()
 
 
-async def test_a_lock_that_somebody_holds_is_worth_another_try(dsn: str, connection: Connection) -> None:
+async def test_a_held_lock_is_tried_again(dsn: str, connection: Connection) -> None:
     await connection.execute("INSERT INTO queen.queues (name) VALUES ('q')")
     await connection.execute("INSERT INTO queen.partitions (queue_id, name) VALUES (1, 'p')")
     database = Database(dsn, lock_timeout_ms=50)

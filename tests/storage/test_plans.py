@@ -211,7 +211,7 @@ async def test_rows_are_locked_in_order(hot: Connection, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["claim", "ack", "save_cursors", "renew", "unclaim"])
 async def test_cursors_are_updated_in_the_order_in_which_they_are_given(hot: Connection, name: str) -> None:
-    """Nested loops from the arguments outwards: callers sort them, so nobody waits for each other in a circle."""
+    """Nested loops from the arguments outwards: callers sort them, so no deadlock is possible."""
     nodes = await _plan(hot, name)
     (update,) = (node for node in nodes if node["Node Type"] == "ModifyTable")
     node = update["Plans"][0]

@@ -290,7 +290,7 @@ async def test_a_server_that_is_not_there_or_refuses_is_an_error_at_the_start(ap
         await Stream.from_("in").run("", api.url)
 
 
-async def test_a_stream_begins_where_it_is_told_to(api: Api) -> None:
+async def test_a_stream_begins_at_the_given_offsets(api: Api) -> None:
     await api.push("in", {"n": 1})
     stream = Stream.from_("in").to("out")
     assert api.worker is not None

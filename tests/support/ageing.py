@@ -50,6 +50,17 @@ async def until(condition: Callable[[], object | Awaitable[object]], seconds: fl
             await asyncio.sleep(0.01)
 
 
+async def until_parked(api: Api, count: int | None = None) -> None:
+    """Wait until so many pops wait on this server; without a number, until any does."""
+    popper = broker_of(api).popper
+    await until(lambda: popper.parked > 0 if count is None else popper.parked == count)
+
+
+async def is_inbox_empty(connection: Connection) -> bool:
+    """Whether everything that was pushed by SQL has been appended, or refused."""
+    return not await connection.fetchval("SELECT EXISTS (SELECT FROM queen.inbox)")
+
+
 def block_until(condition: Callable[[], object], what: str, seconds: float = 100.0) -> None:
     """`until` for threads without an event loop."""
     deadline = time.monotonic() + seconds

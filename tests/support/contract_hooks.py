@@ -1,4 +1,4 @@
-"""What schemathesis is told of this server."""
+"""Hooks of schemathesis for this server."""
 
 from __future__ import annotations
 

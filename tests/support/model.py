@@ -96,7 +96,7 @@ class QueueModel:
         return self.partitions[partition].log.index(transaction_id)
 
     def popped(self, partition: str, group: str, ids: Sequence[str], lease: str | None) -> None:
-        """A pop was given these: they must be the next ones, and nobody else may hold them."""
+        """A pop was given these: they must be the next ones, and no other lease may hold them."""
         assert list(ids) == self.available(partition, group)[: len(ids)], "not the next messages in order"
         cursor = self.cursors[partition, group]
         cursor.take(cursor.committed + len(ids), lease)

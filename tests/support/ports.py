@@ -12,7 +12,7 @@ _OWN: Final = range(20_000, 32_000)
 """Below those that the kernel gives to connections: one of these could take a port before its server has it, or between
 the death of a server and its return."""
 _PROCESSES: Final = 12
-"""Each process of a test run has ports of its own: between the search and the server nobody holds the port."""
+"""Each process of a test run has its own range of ports: between the search and the start no process holds the port."""
 
 
 def _candidates() -> list[int]:
@@ -26,7 +26,7 @@ _ports: Final = itertools.cycle(_candidates())
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
-    """A port of this host that nobody listens on, and that this process has not asked for before."""
+    """A free port of this host that this process has not been given before."""
     for port in _ports:
         with socket.socket(type=kind) as probe:
             try:

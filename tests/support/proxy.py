@@ -176,7 +176,7 @@ class _Pair:
         """Whether it is half open."""
 
     def go_silent(self) -> None:
-        """From now on nothing goes either way, and neither end is told."""
+        """From now on nothing passes in either direction, and neither end is closed."""
         self.silent = True
 
     async def carry_questions(self, reader: asyncio.StreamReader) -> None:

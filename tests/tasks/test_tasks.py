@@ -430,7 +430,7 @@ async def test_a_worker_waits_for_a_server_that_starts_later(
     async with AsyncExitStack() as stack:
         async with wire.away():
             await stack.enter_async_context(_running(shop, "math"))
-            await until(lambda: "the worker waits for its server" in caplog.text)
+            await until(lambda: "the worker waits for the server" in caplog.text)
         assert await job.result(100) == 2
 
 

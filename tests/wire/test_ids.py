@@ -51,7 +51,7 @@ def test_a_partition_id_names_its_row(partition_id: int) -> None:
 
 
 @given(st.text(max_size=40) | st.uuids().map(str))
-def test_text_that_is_no_partition_id_is_told_apart(text: str) -> None:
+def test_text_that_is_no_partition_id_is_recognised(text: str) -> None:
     found = parse_partition_uuid(text)
     assert found is None or partition_uuid(found) == text.lower() or found == int(text)
 
@@ -91,7 +91,7 @@ def test_a_lease_id_names_its_partition_and_whether_it_holds_several(partition_i
 
 
 @pytest.mark.parametrize("text", ["", "x" * 36, "019dd000-0000-4000-8000-000000000001", "not-a-lease"])
-def test_text_that_is_no_lease_id_is_told_apart(text: str) -> None:
+def test_text_that_is_no_lease_id_is_recognised(text: str) -> None:
     assert parse_lease(text) is None
 
 

@@ -8,7 +8,7 @@ from queen import __version__
 
 
 def get_provider_info() -> dict[str, Any]:
-    """What Airflow's manager of providers asks for. Imports nothing of Airflow."""
+    """The metadata that Airflow's provider manager reads. Imports nothing of Airflow."""
     integration = "Queen"
 
     def modules(*names: str) -> list[dict[str, Any]]:

@@ -1,14 +1,14 @@
-"""What a connection of type `queen` says."""
+"""Airflow connections of type `queen`: reading and checking them."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from queen.errors import QueenError
+from queen.suggestions import did_you_mean
 
 DEFAULT_PORT: Final = 6632
 _EXTRAS: Final = ("tls", "insecure", "timeout_seconds", "database_url", "executable")
@@ -60,8 +60,7 @@ def read_connection(stored: StoredConnection) -> ServerConnection:
     extra: Mapping[str, Any] = stored.extra_dejson or {}
     for name in extra:
         if name not in _EXTRAS:
-            near = difflib.get_close_matches(name, _EXTRAS, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(_EXTRAS)}"
+            hint = did_you_mean(name, _EXTRAS, f"known are {', '.join(_EXTRAS)}")
             raise QueenError(f"{where}: unknown extra '{name}'; {hint}")
     hosts = [host.strip() for host in (stored.host or "").split(",") if host.strip()]
     if not hosts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from airflow.sdk import BaseHook
 
@@ -12,6 +12,7 @@ from queen.airflow.connection import ServerConnection, read_connection
 from queen.client.client import Queen
 from queen.client.sync import QueenSync
 from queen.errors import QueenError
+from queen.wire.paths import path_of
 
 DEFAULT_CONNECTION = "queen_default"
 
@@ -52,7 +53,7 @@ class QueenHook(BaseHook):
         """For the button of Airflow's page of connections."""
         try:
             with self.get_conn() as queen:
-                # It asks for the token, too, which the health of the server does not.
+                # It requires the token, too, which the health probe of the server does not.
                 queen.admin.list_queues(limit=1)
         except QueenError as error:
             return False, str(error)
@@ -73,4 +74,4 @@ class QueenHook(BaseHook):
 
 def depth_path(queue: str, group: str) -> str:
     """Where the server says how many messages a group has not consumed."""
-    return f"/api/v1/resources/queues/{quote(queue, safe='')}/depth?{urlencode({'group': group})}"
+    return f"{path_of('/api/v1/resources/queues', queue, 'depth')}?{urlencode({'group': group})}"

@@ -24,7 +24,7 @@ class Bound:
 
     def __init__(self, queue: str, group: str, at_most: int | None, at_least: int | None) -> None:
         if (at_most is None) == (at_least is None):
-            raise QueenError("a lag is waited for with at_most, or with at_least, and not with both")
+            raise QueenError("give either at_most or at_least, not both")
         limit = at_most if at_most is not None else at_least
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
             raise QueenError(
@@ -97,7 +97,7 @@ class QueenLagTrigger(BaseTrigger):
                     lag = self._bound.without_queue(error)
                 except TRANSIENT as error:
                     if not unavailable:
-                        self.log.warning("the server is unavailable; asking again: %s", error)
+                        self.log.warning("the server is unavailable; retrying: %s", error)
                     unavailable = True
                     await asyncio.sleep(self._arguments["poke_interval"])
                     continue
@@ -151,7 +151,7 @@ class QueenLagSensor(BaseSensorOperator):
             except NotFoundError as error:
                 lag = bound.without_queue(error)
             except TRANSIENT as error:
-                self.log.warning("the server is unavailable; asking again: %s", error)
+                self.log.warning("the server is unavailable; retrying: %s", error)
                 return False
         self.log.info("%s: the lag is %d", bound, lag)
         self.found = lag

@@ -1,1 +1,1 @@
-"""What queues, partitions, leases and transactions mean. Knows nothing of HTTP."""
+"""The broker: the semantics of queues, partitions, leases and transactions. Knows nothing of HTTP."""

@@ -1,4 +1,4 @@
-"""How large an answer may become that holds payloads, and how many large ones are made at a time."""
+"""Size limits of answers with payloads, and how many large ones may be built at a time."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, TypeVar
 from queen.errors import BadRequest
 
 _SMALL: Final = 1 << 20
-# Those that make large answers leave the other connections to PostgreSQL, and the memory, to everybody else.
+# The rest of the connections to PostgreSQL, and of the memory, stays free for other requests.
 _LARGE_AT_A_TIME: Final = 2
 
 T = TypeVar("T")
 
 
 class TooLarge(BadRequest):
-    """An answer would be larger than it may be."""
+    """An answer would exceed its size limit."""
 
 
 class AnswerSize:
-    """Counts the bytes of an answer as it is made, of which there may be `most`; its first entry always fits."""
+    """Counts the bytes of an answer while it is built, up to `most`; its first entry always fits."""
 
     def __init__(self, most: int, *, is_first_try: bool = False) -> None:
         """`is_first_try`: what does not fit may yet, so that nothing is left out."""
@@ -30,7 +30,7 @@ class AnswerSize:
 
     @property
     def exceeded(self) -> TooLarge:
-        """What a request is refused with whose answer has to be whole."""
+        """The error for a request whose answer cannot be cut."""
         return TooLarge(f"the answer would have more than {self.most} bytes: ask for fewer entries at a time")
 
     def add(self, nbytes: int | None) -> None:
@@ -53,7 +53,7 @@ NewSize = Callable[[], AnswerSize]
 
 
 class Answers:
-    """Makes answers with payloads: small ones at once, and large ones a few at a time."""
+    """Builds answers with payloads: small ones at once, and only a few large ones at a time."""
 
     def __init__(self, most_bytes: int, turns: asyncio.Semaphore | None = None) -> None:
         """`turns` may be shared by several of them."""

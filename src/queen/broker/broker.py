@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from queen.broker.ack.acker import Acker
 from queen.broker.ack.dead_letters import DeadLetters
-from queen.broker.ack.leases import LeaseBook, Releaser, Renewer
+from queen.broker.ack.leases import Releaser, Renewer
 from queen.broker.change_log import ChangeReader
 from queen.broker.events import Event, EventKind, pushed, rescan, signal
 from queen.broker.heartbeat import DatabaseHeartbeat, DatabaseProbe, MaintenanceModes, Mode
@@ -44,12 +44,11 @@ from queen.settings import Settings
 from queen.spool.spool import Spool
 from queen.storage.database import Database
 from queen.wire.envelope import Envelope
-from queen.wire.ids import IdSource
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Broker:
-    """Everything a worker does with queues of one shard. Routes call the component they need."""
+    """The components of a worker for the queues of one shard. They are public: routes call the one they need."""
 
     settings: Settings
     worker_id: int
@@ -59,7 +58,6 @@ class Broker:
     heartbeat: DatabaseHeartbeat
     modes: MaintenanceModes
     envelope: Envelope
-    ids: IdSource
     catalog: Catalog
     cache: SegmentCache
     notifications: Notifications
@@ -73,7 +71,6 @@ class Broker:
     claimer: Claimer
     popper: Popper
     namespace_pops: NamespacePops
-    leases: LeaseBook
     acker: Acker
     renewer: Renewer
     releaser: Releaser

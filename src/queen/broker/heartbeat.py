@@ -201,7 +201,7 @@ class DatabaseProbe:
         # A connection of its own: to wait for one of the pool says nothing about the database.
         self._link = database.link(probing=True)
         self._needed = migration_versions()
-        self._state = DatabaseState(connected=False, problem="PostgreSQL has not been asked yet")
+        self._state = DatabaseState(connected=False, problem="PostgreSQL has not been probed yet")
         self._stale_at = 0.0
         self._probing: asyncio.Task[DatabaseState] | None = None
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Event], object]
 Handlers: TypeAlias = Mapping[str, Handler]
-"""What a component does about each kind of event that concerns it."""
+"""The handlers of a component, by kind of event."""
 
 OnIds: TypeAlias = Callable[[bytes, Sequence[tuple[int, int, int]]], object]
 """Given the packed hashes of transaction ids that another worker stored, and their (partition, first offset, count)."""

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from queen.broker.events import Event, EventKind, named, partition_changed
+from queen.chunks import chunks
 from queen.errors import NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
@@ -107,8 +108,7 @@ class Queues:
         if not rows and partition_name is not None:
             raise NotFound("Partition not found")
         ids: list[int] = sorted(row["id"] for row in rows if row["messages"])
-        for start in range(0, len(ids), _PARTITIONS_AT_ONCE):
-            some = ids[start : start + _PARTITIONS_AT_ONCE]
+        for some in chunks(ids, _PARTITIONS_AT_ONCE):
             await self._remove_cleared(some)
             self._publish([partition_changed(queue.id, id) for id in some])
         return sum(row["messages"] for row in rows)
@@ -133,8 +133,7 @@ class Queues:
         """Remove in steps what hung on partitions that are gone, until it is done or takes too long."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _SWEEP_SECONDS
-        for start in range(0, len(partition_ids), _PARTITIONS_AT_ONCE):
-            some = list(partition_ids[start : start + _PARTITIONS_AT_ONCE])
+        for some in chunks(partition_ids, _PARTITIONS_AT_ONCE):
             for statement in _SWEEPS:
                 while len(await self._database.fetch(statement, some, _STEP)) == _STEP:
                     if loop.time() > deadline:

@@ -50,7 +50,7 @@ class HttpPeer:
         self._session: aiohttp.ClientSession | None = None
         self._pause = 0.0
         self.is_self: bool | None = None
-        """Whether it is this very host; None as long as that is not known."""
+        """Whether the peer is this host itself; None while that is unknown."""
 
     def publish(self, events: Iterable[Event]) -> None:
         """Queue events; beyond a number the oldest are dropped, which the other host's slow poll makes up for."""
@@ -62,7 +62,7 @@ class HttpPeer:
         self._something.set()
 
     async def post_events(self) -> None:
-        """Post what is queued, for ever."""
+        """Post what is queued, forever."""
         while True:
             await self._something.wait()
             await asyncio.sleep(self._batch_seconds)

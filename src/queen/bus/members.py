@@ -22,7 +22,7 @@ class Traffic:
     requests_sent: int = 0
     requests_failed: int = 0
     own: int = 0
-    """Packets of this very host, which was in its own list of peers."""
+    """Packets of this host itself, which was in its own list of peers."""
     dropped: Counter[str] = field(default_factory=Counter)
 
 

@@ -1,4 +1,4 @@
-"""What hosts send each other: events and signs of life, many of them in one packet."""
+"""Packets between hosts: events and heartbeats, many of them in one packet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 Event: TypeAlias = tuple[str, int, int, int, int, str]
-"""(kind, queue id, partition id, group id, number, name); this package does not care what the kinds mean."""
+"""(kind, queue id, partition id, group id, number, name); this package does not know the kinds."""
 
 ROUTE = "/internal/api/events"
 """Where a host takes packets over HTTP."""
@@ -29,7 +29,7 @@ _OVERHEAD = 96
 
 
 class Heartbeat(msgspec.Struct, array_like=True, frozen=True):
-    """A sign of life. `to` is the address it was sent to, so that a host that is its own peer recognises itself."""
+    """Shows that a host is alive. `to` is the address it was sent to, by which a host recognises itself as a peer."""
 
     name: str
     to: str
@@ -40,7 +40,7 @@ class Packet(msgspec.Struct, array_like=True):
     """One message from a worker of one host to another host."""
 
     boot: _Number
-    """The host, since it was started; all its workers say the same."""
+    """The number of this start of the host; the same for all its workers."""
     sender: _Number
     """The worker process."""
     sequence: _Number

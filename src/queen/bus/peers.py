@@ -201,7 +201,7 @@ class Peers:
                 self._udp.send(frame, address)
 
     def _others(self) -> list[Address]:
-        """Where other hosts are. An address is looked at again after a while: it may belong to another host by then."""
+        """The addresses of other hosts, resolved again after a while: an address may belong to another host by then."""
         if not self._own:
             return list(self._book.addresses)
         recent = _now() - self._dead_after

@@ -45,7 +45,7 @@ class AddressBook:
         self.addresses: tuple[Address, ...] = ()
 
     async def keep_up(self) -> None:
-        """Look all names up, for ever."""
+        """Look all names up, forever."""
         while True:
             await self.look_up()
             await asyncio.sleep(_LOOK_UP_SECONDS)

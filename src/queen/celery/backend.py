@@ -21,6 +21,7 @@ from kombu.utils.functional import retry_over_time
 from kombu.utils.url import maybe_sanitize_url
 
 from queen.celery.link import Address, Link
+from queen.chunks import chunks
 from queen.client.errors import TRANSIENT, text_of_error
 
 _KV = "/api/v1/kv"
@@ -76,8 +77,7 @@ class QueenBackend(KeyValueStoreBackend):
 
     def mget(self, keys: Sequence[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for start in range(0, len(keys), _KEYS_AT_ONCE):
-            wanted = list(keys[start : start + _KEYS_AT_ONCE])
+        for wanted in chunks(keys, _KEYS_AT_ONCE):
             while wanted:
                 found = self._one({"op": "getMany", "keys": wanted})
                 values.update((row["key"], _restored(row["value"])) for row in found["rows"])
@@ -299,7 +299,7 @@ class QueenBackend(KeyValueStoreBackend):
 
         def report(error: Exception, pauses: Iterator[float], retries: int) -> float:
             if not retries:
-                logger.warning("%s has no answer, trying again: %s", self._address.url, error)
+                logger.warning("%s failed, retrying: %s", self._address.url, error)
             return next(pauses)
 
         result: T = retry_over_time(

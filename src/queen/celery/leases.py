@@ -12,6 +12,7 @@ import msgspec
 from kombu.log import get_logger
 
 from queen.celery.link import Address, Link
+from queen.chunks import chunks
 from queen.client.errors import TRANSIENT, RequestError
 
 _BATCH = 1000
@@ -185,9 +186,7 @@ class Leases:
             logger.warning("message %d was requeued after its lease had ended: %s", lease.id, answer.error)
 
     def _renew(self) -> None:
-        held = list(self._held.values())
-        for start in range(0, len(held), _BATCH):
-            part = held[start : start + _BATCH]
+        for part in chunks(list(self._held.values()), _BATCH):
             extensions = [_Extension(**msgspec.structs.asdict(one), seconds=self.seconds) for one in part]
             try:
                 results = _results.decode(self._link.post("/api/v1/topics/extend", extensions))

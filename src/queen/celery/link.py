@@ -191,7 +191,7 @@ class _Wire:
             first, *lines = head.decode("latin-1").split("\r\n")
             version, _, rest = first.partition(" ")
             if not version.startswith("HTTP/1."):
-                raise ValueError(f"no answer in HTTP: {first[:80]!r}")
+                raise ValueError(f"the answer is not HTTP: {first[:80]!r}")
             status = int(rest[:3])
             if status >= 200:
                 break

@@ -16,6 +16,7 @@ from kombu.log import get_logger
 
 from queen.celery.link import Address, Link, is_readable
 from queen.client.errors import TRANSIENT, AuthError, OverloadedError, RequestError
+from queen.wire.paths import path_of
 
 POLL_SECONDS = 20.0
 # More than a server takes to answer a poll that has ended.
@@ -28,7 +29,7 @@ logger = get_logger("queen.celery")
 
 
 class Inbox:
-    """What arrived and is not delivered yet; a pipe wakes the one who waits, by `select` or with an event loop."""
+    """Messages that arrived and are not delivered yet; a pipe wakes the reader, by `select` or with an event loop."""
 
     def __init__(self) -> None:
         self._entries: deque[list[Any] | Exception] = deque()
@@ -132,7 +133,7 @@ class Source:
                 now = time.monotonic()
                 if failing_since is None:
                     failing_since = now
-                    logger.warning("polling %s failed, trying again: %s", self._link.address.url, error)
+                    logger.warning("polling %s failed, retrying: %s", self._link.address.url, error)
                 elif now - failing_since > self._outage_grace:
                     self._on_error(error)
                     return
@@ -216,7 +217,7 @@ class ExchangeLog:
 
     def __init__(self, namespace: str, exchange: str) -> None:
         self.queue = f"{namespace}/{exchange}"
-        self._path = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
+        self._path = path_of("/api/v1/pop/queue", self.queue)
 
     def create(self, link: Link, retention_seconds: int) -> None:
         """Create the queue: it keeps messages for a while, also without listeners."""
@@ -232,13 +233,13 @@ class ExchangeLog:
     def subscribe(self, link: Link, listener: str) -> None:
         """Begin a listener at the end of the log: the first pop fixes its place."""
         link.get(self.pop_path(listener, wait=False))
-        group = f"/api/v1/consumer-groups/{quote(listener, safe='')}/queues/{quote(self.queue, safe='')}"
+        group = path_of("/api/v1/consumer-groups", listener, "queues", self.queue)
         # One that is new begins at the end anyway; a token that may not move groups leaves others where they were.
         with contextlib.suppress(AuthError):
             link.post(f"{group}/seek", {"toEnd": True})
 
     def unsubscribe(self, link: Link, listener: str) -> None:
-        link.delete(f"/api/v1/consumer-groups/{quote(listener, safe='')}/queues/{quote(self.queue, safe='')}")
+        link.delete(path_of("/api/v1/consumer-groups", listener, "queues", self.queue))
 
     def pop_path(self, listener: str, *, wait: bool) -> str:
         query: dict[str, str | int] = {

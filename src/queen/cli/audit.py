@@ -1,4 +1,4 @@
-"""`queen audit`: what administrators did."""
+"""`queen audit`: the audit log."""
 
 from __future__ import annotations
 

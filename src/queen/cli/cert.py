@@ -1,4 +1,4 @@
-"""`queen cert`: a certificate to begin with."""
+"""`queen cert`: a self-signed certificate."""
 
 import contextlib
 import datetime

@@ -85,7 +85,7 @@ def _add(
 
 @command(create_app, "create-user", example="queen create-user")
 def create_user() -> None:
-    """Add a user interactively: asks for name, password and role, and offers a first token."""
+    """Add a user interactively: prompts for name, password and role, and offers a first token."""
     settings = _settings(signing=True)
     username = typer.prompt("User name").strip()
     check_username(username)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Self, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from queen.client.config import ClientLog
 from queen.client.errors import QueenError
 from queen.client.http import HttpClient
 from queen.client.types import DEFAULT_PARTITION, DLQResponse
+from queen.wire.paths import path_of
 
 
 class DlqOptions:
@@ -96,7 +97,7 @@ class AdminCalls(Generic[Answer]):
 
     def get_queue(self, name: str) -> Answer:
         """A queue with its partitions and their counters."""
-        return self._get(_path("/api/v1/resources/queues", name))
+        return self._get(path_of("/api/v1/resources/queues", name))
 
     def configure_queue(
         self, name: str, options: Mapping[str, Any], namespace: str | None = None, task: str | None = None
@@ -107,33 +108,33 @@ class AdminCalls(Generic[Answer]):
 
     def delete_queue(self, name: str) -> Answer:
         """Remove a queue with everything in it."""
-        return self._send("DELETE", _path("/api/v1/resources/queues", name), None)
+        return self._send("DELETE", path_of("/api/v1/resources/queues", name), None)
 
     def pause_queue(self, name: str) -> Answer:
         """Stop delivering messages of a queue; pushes are stored as before."""
-        return self._send("POST", _path("/api/v1/resources/queues", name, "pause"), None)
+        return self._send("POST", path_of("/api/v1/resources/queues", name, "pause"), None)
 
     def resume_queue(self, name: str) -> Answer:
         """Deliver messages of a queue again."""
-        return self._send("POST", _path("/api/v1/resources/queues", name, "resume"), None)
+        return self._send("POST", path_of("/api/v1/resources/queues", name, "resume"), None)
 
     def pause_consumer_group(self, consumer_group: str, queue_name: str) -> Answer:
         """Stop delivering messages of a queue to one group."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "pause")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "pause")
         return self._send("POST", path, None)
 
     def resume_consumer_group(self, consumer_group: str, queue_name: str) -> Answer:
         """Deliver messages of a queue to a group again."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "resume")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "resume")
         return self._send("POST", path, None)
 
     def get_log_positions(self, name: str, at: str | None = None) -> Answer:
         """The offsets that each partition of a queue holds, and the first that was stored at a time or later."""
-        return self._get(_path("/api/v1/read", name), {"at": at})
+        return self._get(path_of("/api/v1/read", name), {"at": at})
 
     def clear_queue(self, name: str, partition: str | None = None) -> Answer:
         """Remove the messages of a queue or of one of its partitions."""
-        return self._send("DELETE", _path("/api/v1/queues", name) + "/clear" + _query({"partition": partition}), None)
+        return self._send("DELETE", path_of("/api/v1/queues", name) + "/clear" + _query({"partition": partition}), None)
 
     def get_partitions(self, **params: Any) -> Answer:
         """The partitions, of one `queue` or of all."""
@@ -161,26 +162,26 @@ class AdminCalls(Generic[Answer]):
 
     def get_message(self, partition_id: str, transaction_id: str) -> Answer:
         """A message with its payload and where each group is with it."""
-        return self._get(_path("/api/v1/messages", partition_id, transaction_id))
+        return self._get(path_of("/api/v1/messages", partition_id, transaction_id))
 
     def delete_message(self, partition_id: str, transaction_id: str) -> Answer:
         """Remove a message, its dead letters and its traces."""
-        return self._send("DELETE", _path("/api/v1/messages", partition_id, transaction_id), None)
+        return self._send("DELETE", path_of("/api/v1/messages", partition_id, transaction_id), None)
 
     def retry_message(self, partition_id: str, transaction_id: str) -> Answer:
         """Queue a dead letter again."""
-        return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "retry"), {})
+        return self._send("POST", path_of("/api/v1/messages", partition_id, transaction_id, "retry"), {})
 
     def move_message_to_dlq(self, partition_id: str, transaction_id: str, **about: Any) -> Answer:
         """Make a message a dead letter, of a `consumerGroup` and with an `error`."""
-        return self._send("POST", _path("/api/v1/messages", partition_id, transaction_id, "dlq"), about)
+        return self._send("POST", path_of("/api/v1/messages", partition_id, transaction_id, "dlq"), about)
 
     def list_dead_letters(self, **params: Any) -> Answer:
         """Dead letters by `queue`, `consumerGroup`, `partition`, `from` and `to`; the latest failure first."""
         return self._get("/api/v1/dlq", params)
 
     def get_dead_letter_report(self, **params: Any) -> Answer:
-        """What dead letters died of, by the same parameters; the most frequent first."""
+        """The errors of dead letters, by the same parameters; the most frequent first."""
         return self._get("/api/v1/dlq/report", params)
 
     def retry_dead_letters(self, queue: str, **selection: Any) -> Answer:
@@ -193,7 +194,7 @@ class AdminCalls(Generic[Answer]):
 
     def get_traces_by_name(self, trace_name: str, **params: Any) -> Answer:
         """The traces under a name, over all messages; the oldest first."""
-        return self._get(_path("/api/v1/traces/by-name", trace_name), params)
+        return self._get(path_of("/api/v1/traces/by-name", trace_name), params)
 
     def get_trace_names(self, **params: Any) -> Answer:
         """The names of traces, the latest first."""
@@ -201,7 +202,7 @@ class AdminCalls(Generic[Answer]):
 
     def get_traces_for_message(self, partition_id: str, transaction_id: str) -> Answer:
         """The traces of a message, the oldest first."""
-        return self._get(_path("/api/v1/traces", partition_id, transaction_id))
+        return self._get(path_of("/api/v1/traces", partition_id, transaction_id))
 
     def get_status(self, **params: Any) -> Answer:
         """Throughput, queues, leases and errors over a time."""
@@ -213,7 +214,7 @@ class AdminCalls(Generic[Answer]):
 
     def get_queue_detail(self, name: str, **params: Any) -> Answer:
         """The statistics and options of a queue."""
-        return self._get(_path("/api/v1/status/queues", name), params)
+        return self._get(path_of("/api/v1/status/queues", name), params)
 
     def get_analytics(self, **params: Any) -> Answer:
         """Messages over time."""
@@ -229,7 +230,7 @@ class AdminCalls(Generic[Answer]):
 
     def get_consumer_group(self, name: str) -> Answer:
         """Where a group is in each partition, by queue."""
-        return self._get(_path("/api/v1/consumer-groups", name))
+        return self._get(path_of("/api/v1/consumer-groups", name))
 
     def get_lagging_consumers(self, min_lag_seconds: int = 60) -> Answer:
         """The partitions where a group is behind by more than this."""
@@ -237,46 +238,48 @@ class AdminCalls(Generic[Answer]):
 
     def delete_consumer_group(self, consumer_group: str, delete_metadata: bool = True) -> Answer:
         """Forget where a group is, everywhere; with its metadata, also where it once began."""
-        return self._send("DELETE", _path("/api/v1/consumer-groups", consumer_group) + _metadata(delete_metadata), None)
+        return self._send(
+            "DELETE", path_of("/api/v1/consumer-groups", consumer_group) + _metadata(delete_metadata), None
+        )
 
     def delete_consumer_group_for_queue(
         self, consumer_group: str, queue_name: str, delete_metadata: bool = True
     ) -> Answer:
         """Forget where a group is in one queue."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name)
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name)
         return self._send("DELETE", path + _metadata(delete_metadata), None)
 
     def update_consumer_group_timestamp(self, consumer_group: str, timestamp: str) -> Answer:
         """Move the time from which a group gets messages of partitions it has not begun."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "subscription")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "subscription")
         return self._send("POST", path, {"subscriptionTimestamp": timestamp})
 
     def seek_consumer_group(
         self, consumer_group: str, queue_name: str, options: Mapping[str, Any] | None = None
     ) -> Answer:
         """Move a group in a queue: `timestamp`, `offset`, `toEnd` or `toBeginning`."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek")
         return self._send("POST", path, dict(options or {}))
 
     def preview_seek(self, consumer_group: str, queue_name: str, **params: Any) -> Answer:
         """What a seek would do, by the same fields, and `partition` for one alone."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "preview")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "preview")
         return self._get(path, params)
 
     def undo_seek(self, consumer_group: str, queue_name: str, seek_id: int) -> Answer:
         """Put a group back where it was before a seek of the last day; `seekId` is in the answer to the seek."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "undo")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seek", "undo")
         return self._send("POST", path, {"seekId": seek_id})
 
     def list_seeks(self, consumer_group: str, queue_name: str) -> Answer:
         """The seeks of a group in a queue within the last day, the newest first."""
-        return self._get(_path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seeks"), {})
+        return self._get(path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "seeks"), {})
 
     def seek_partition(
         self, consumer_group: str, queue_name: str, partition: str, options: Mapping[str, Any] | None = None
     ) -> Answer:
         """Move a group on one partition, by the same fields; to its end by default."""
-        path = _path("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "seek")
+        path = path_of("/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "seek")
         return self._send("POST", path, dict(options or {}))
 
     def seek_partition_to_end(self, consumer_group: str, queue_name: str, partition: str) -> Answer:
@@ -287,7 +290,7 @@ class AdminCalls(Generic[Answer]):
         self, consumer_group: str, queue_name: str, partition: str, lease_id: str | None = None
     ) -> Answer:
         """End the lease of a group on a partition: its messages come again at once."""
-        path = _path(
+        path = path_of(
             "/api/v1/consumer-groups", consumer_group, "queues", queue_name, "partitions", partition, "release"
         )
         return self._send("POST", path, _given({"leaseId": lease_id}))
@@ -314,7 +317,7 @@ class AdminCalls(Generic[Answer]):
 
     def delete_stream(self, name: str) -> Answer:
         """Forget a streaming query and its state; its consumer group stays."""
-        return self._send("DELETE", _path("/streams/v1/queries", name), None)
+        return self._send("DELETE", path_of("/streams/v1/queries", name), None)
 
     def list_topic_namespaces(self) -> Answer:
         """The namespaces that have topics or a quota, by name."""
@@ -330,7 +333,7 @@ class AdminCalls(Generic[Answer]):
 
     def forget_pipeline(self, name: str) -> Answer:
         """Forget the declaration of a pipeline."""
-        return self._send("DELETE", _path("/api/v1/pipeline-declarations", name), None)
+        return self._send("DELETE", path_of("/api/v1/pipeline-declarations", name), None)
 
     def get_topic_counts(self, namespace: str, topic: str | None = None) -> Answer:
         """Items of the topics of a namespace by state, and the options of each."""
@@ -439,10 +442,6 @@ class AdminCalls(Generic[Answer]):
 
     def _get(self, path: str, params: Mapping[str, Any] | None = None) -> Answer:
         return self._send("GET", path + _query(params or {}), None)
-
-
-def _path(base: str, *parts: str) -> str:
-    return "/".join([base, *(quote(part, safe="") for part in parts)])
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:

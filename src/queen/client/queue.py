@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import replace
 from typing import Any, Self
-from urllib.parse import quote
 
 from queen.client.admin import DlqQuery
 from queen.client.config import QUEUE_DEFAULTS
@@ -27,6 +26,7 @@ from queen.client.types import (
     Subscription,
     SuccessCallback,
 )
+from queen.wire.paths import path_of
 
 
 class FetchOptions:
@@ -321,7 +321,7 @@ class QueueBuilder(QueueOptions):
 
     def delete(self) -> Operation:
         """Delete the queue with its messages."""
-        path = f"/api/v1/resources/queues/{quote(self._required('delete'), safe='')}"
+        path = path_of("/api/v1/resources/queues", self._required("delete"))
         return Operation(self._engine.http, "DELETE", path)
 
     def push(self, items: Items) -> Push:

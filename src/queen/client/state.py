@@ -10,10 +10,11 @@ from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from queen.client.errors import LockLostError, QueenError
 from queen.client.http import HttpClient
+from queen.wire.paths import path_of
 
 _RENEWALS = 3
 """Renewals of a lock within its time to live."""
@@ -227,7 +228,7 @@ class Timers:
 
     async def pending(self, *, limit: int = 100) -> list[dict[str, Any]]:
         """Timers that are pending, by key."""
-        path = f"/api/v1/timers/{quote(self._queue, safe='')}?{urlencode({'limit': limit})}"
+        path = f"{path_of('/api/v1/timers', self._queue)}?{urlencode({'limit': limit})}"
         timers: list[dict[str, Any]] = (await self._http.request("GET", path))["rows"]
         return timers
 
@@ -289,7 +290,7 @@ class EphemeralQueue:
 
     async def depth(self) -> dict[str, Any]:
         """How many messages it holds, by partition and group."""
-        path = f"/api/v1/ephemeral/queues/{quote(self._name, safe='')}/depth"
+        path = path_of("/api/v1/ephemeral/queues", self._name, "depth")
         found: dict[str, Any] = await self._http.request("GET", path)
         return found
 
@@ -300,7 +301,7 @@ class EphemeralQueue:
 
     async def delete(self) -> bool:
         """Delete the queue; whether there was one."""
-        path = f"/api/v1/ephemeral/queue/{quote(self._name, safe='')}"
+        path = path_of("/api/v1/ephemeral/queue", self._name)
         return bool((await self._http.request("DELETE", path))["deleted"])
 
     async def _post(self, what: str, body: Mapping[str, Any]) -> dict[str, Any]:

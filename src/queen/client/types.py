@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypedDict, TypeVar
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
+
+from queen.wire.paths import path_of
 
 QUEUE_MODE = "__QUEUE_MODE__"
 """The default consumer group."""
@@ -198,9 +200,9 @@ class Subscription:
 
     def _resource(self) -> str:
         if self.queue:
-            where = f"/api/v1/pop/queue/{quote(self.queue, safe='')}"
+            where = path_of("/api/v1/pop/queue", self.queue)
             if self.partition and self.partition != DEFAULT_PARTITION:
-                where += f"/partition/{quote(self.partition, safe='')}"
+                where = path_of(where, "partition", self.partition)
             return where
         if self.namespace or self.task:
             return "/api/v1/pop"

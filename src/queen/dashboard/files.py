@@ -1,4 +1,4 @@
-"""Serves the built files: hashed assets for ever, the page itself for every address that is one of the dashboard's."""
+"""Serves the built files: hashed assets are cached forever; every path of the dashboard is the page."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NOT_PAGES: Final = ("api/", "assets/", "internal/", "metrics/", "streams/v1/", 
 
 @dataclass(slots=True)
 class _File:
-    """One built file. What it holds is read when it is first asked for."""
+    """One built file. Its content is read when it is first requested."""
 
     source: Traversable
     media_type: bytes

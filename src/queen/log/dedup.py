@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
+from queen.chunks import chunks
 from queen.log.catalog import Partition
 from queen.log.dedup_filter import DedupFilter, Hashes
 from queen.log.segments import TimeSearch, offsets_after, read_segment
@@ -35,7 +36,6 @@ class Earlier:
 
     message_id: str
     block: bytes
-    offset: int
 
 
 class Dedup:
@@ -59,8 +59,7 @@ class Dedup:
     async def load_windows(self, fetcher: Fetcher, partitions: Iterable[Partition], window: dict[int, float]) -> None:
         """Load the ids inside the window of partitions that this worker does not know yet."""
         unknown = [partition for partition in partitions if partition.known_to is None]
-        for start in range(0, len(unknown), _LOADED_TOGETHER):
-            group = unknown[start : start + _LOADED_TOGETHER]
+        for group in chunks(unknown, _LOADED_TOGETHER):
             await self._load_windows(fetcher, group, [float(window[partition.queue_id]) for partition in group])
 
     async def _load_windows(self, fetcher: Fetcher, unknown: Sequence[Partition], windows: Sequence[float]) -> None:
@@ -157,8 +156,7 @@ class Dedup:
                     segment = read_segment(self._envelope, stored)
                     for index, id in enumerate(segment.transaction_ids()):
                         if id in ids:
-                            offset = segment.base_offset + index
-                            found.setdefault(id, Earlier(segment.block.text(index), row["ids"][:16], offset))
+                            found.setdefault(id, Earlier(segment.block.text(index), row["ids"][:16]))
             if len(page) < _PAGE or not page[-1]["recent"]:
                 return found
             before = page[-1]["base_offset"]
@@ -191,15 +189,15 @@ class Dedup:
         try:
             segment = read_segment(self._envelope, rows[0])
         except (EnvelopeError, MalformedSegment):
-            # Its key is missing, say. Then the hash has to do: 64 bits are hardly ever equal by chance.
+            # Its key is missing, for example. Then equal hashes count as equal ids: 64 bits rarely collide.
             block = IdBlock.parse(packed)
             for index, id in wanted.items():
-                found.setdefault(id, Earlier(block.text(index), packed, base + index))
+                found.setdefault(id, Earlier(block.text(index), packed))
             return
         ids = segment.transaction_ids()
         for index, id in wanted.items():
             if ids[index] == id and not segment.is_deleted(index):
-                found.setdefault(id, Earlier(segment.block.text(index), packed, base + index))
+                found.setdefault(id, Earlier(segment.block.text(index), packed))
 
     async def _load(self, fetcher: Fetcher, partition: Partition, before: int, window: float) -> None:
         """Learn the ids inside the window that a partition has below an offset."""

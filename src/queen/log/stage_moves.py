@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from queen.chunks import chunks
 from queen.errors import Conflict
 from queen.log.catalog import Partition, Queue
 from queen.log.dedup import Dedup
@@ -141,8 +142,7 @@ class SegmentMove:
             for row in one.rows:
                 block = self._ids.block(row["count"]).pack()
                 moves.append((row["attempt"], row["seq"], -one.partition.id, self._keys[len(moves)], block))
-        for start in range(0, len(moves), _ROWS_AT_ONCE):
-            some = moves[start : start + _ROWS_AT_ONCE]
+        for some in chunks(moves, _ROWS_AT_ONCE):
             columns = [list(column) for column in zip(*some, strict=True)]
             check_found(some, await fetcher.fetch("stage_copy", *self._key, *columns))
 
@@ -166,10 +166,10 @@ class SegmentMove:
             columns = [list(column) for column in zip(*placed, strict=True)]
             check_found(placed, await fetcher.fetch("stage_place", *columns))
             return
-        for start in range(0, len(places), _ROWS_AT_ONCE):
+        for some in chunks(places, _ROWS_AT_ONCE):
             moves = [
                 (row["attempt"], row["seq"], id, base, at, self._ids.block(row["count"]).pack())
-                for row, id, base, at in places[start : start + _ROWS_AT_ONCE]
+                for row, id, base, at in some
             ]
             columns = [list(column) for column in zip(*moves, strict=True)]
             check_found(moves, await fetcher.fetch("stage_move", *self._key, *columns))

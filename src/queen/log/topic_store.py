@@ -21,7 +21,7 @@ _KEPT_MS: Final = 2000
 
 
 class ItemIds:
-    """Gives out ids; about once a minute that takes a statement."""
+    """Allocates ids; about once a minute this takes a statement."""
 
     def __init__(self, database: Database, preferred_node: int | None, source: SnowflakeSource | None = None) -> None:
         self._database = database
@@ -30,7 +30,7 @@ class ItemIds:
         self._has_kept = False
 
     async def reserve(self) -> None:
-        """Have ids for `offline`, unless there are some."""
+        """Reserve ids for `offline`, unless there are some."""
         if not self._has_kept:
             await self._reserve()
 
@@ -112,7 +112,7 @@ class TopicStore:
             waiting = await self._store_once(fetcher, waiting, topics, stored)
             if not waiting:
                 return stored
-        raise Overloaded("topics are being deleted while they are enqueued to; nothing is sure, try again soon")
+        raise Overloaded("topics are being deleted while they are enqueued to; some items may be stored; try again")
 
     async def _store_once(
         self, fetcher: Fetcher, entries: list[Entry], topics: dict[TopicKey, Topic], stored: Stored

@@ -138,11 +138,6 @@ class Tally(msgspec.Struct, array_like=True, gc=False):
         """The numbers by name."""
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
-    @property
-    def processed(self) -> int:
-        """Messages that are settled: completed, auto-acked, or dead-lettered."""
-        return self.ack_success + self.auto_acked + self.dead_letters
-
 
 class WorkerTally(Tally, array_like=True, gc=False):
     """What is counted for a worker as a whole, on top of what is counted for each queue."""

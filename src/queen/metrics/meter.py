@@ -35,7 +35,7 @@ class Meter:
         self.notification_errors: dict[str, int] = {}
         """Notifications that could not be handled, by the kind of their event."""
         self.done: dict[str, int] = {}
-        """Other work than messages, counted by its name and the values of its labels, one per line."""
+        """Operations other than on messages, counted by name and label values, one per line."""
         self.sources: list[Callable[[], Mapping[str, int]]] = []
         """Where others count such things since the worker began, by the same labels."""
         self.push_latency = Histogram.of(LATENCY_SECONDS)

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from queen.files import replace
 from queen.metrics.counters import Durations, Gauge, Histogram, Tally, WorkerTally
 
 Row: TypeAlias = dict[str, Any]
@@ -158,7 +159,7 @@ class SnapshotStore:
         path, content = self._path(self._worker_id), encode_report(report)
         async with self._free:
             # In a thread: a slow disk must not block the event loop.
-            await asyncio.to_thread(_replace, path, content)
+            await asyncio.to_thread(replace, path, content)
 
     def own(self) -> Report | None:
         """The last report of this worker or of its predecessor."""
@@ -186,9 +187,3 @@ class SnapshotStore:
 
     def _path(self, worker_id: int) -> Path:
         return self._directory / f"worker-{worker_id}.report"
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(content)
-    draft.replace(path)

@@ -140,7 +140,7 @@ def _topics(reports: Sequence[Report]) -> Iterator[Metric]:
 
 
 _DONE: Final = (
-    ("auth", "queen_auth_refused_total", "Requests refused because of who sent them, by reason.", ("reason",)),
+    ("auth", "queen_auth_refused_total", "Requests refused by access control, by reason.", ("reason",)),
     (
         "limit",
         "queen_limit_refused_total",

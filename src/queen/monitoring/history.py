@@ -1,4 +1,4 @@
-"""What workers have counted, read back: series over time, of all hosts.
+"""History: time series of what the workers of all hosts have counted.
 
 What the workers of this host have counted but not written yet is part of it, so that a server just started has
 something to show; of other hosts the running minute is missing.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from queen.pipelines.sinks import local
 from queen.pipelines.tables.locations import Location
 from queen.pipelines.tables.opening import Format, format_at, open_table
 from queen.pipelines.tables.table import AsOf, StoredFile
+from queen.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -172,8 +172,7 @@ def check_queues(view: ArchiveView, queues: Sequence[str]) -> None:
     known = view.queues()
     for queue in queues:
         if queue not in known:
-            near = difflib.get_close_matches(queue, known, 1)
-            hint = f"did you mean '{near[0]}'?" if near else f"it holds {', '.join(known) or 'nothing'}"
+            hint = did_you_mean(queue, known, f"it holds {', '.join(known) or 'nothing'}")
             raise ArchiveError(f"the archive holds no messages of queue '{queue}'; {hint}")
 
 

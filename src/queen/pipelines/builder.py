@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Pipeline:
-    """A pipeline in the making.
+    """Builds the declaration of a pipeline.
 
         leads = Pipeline("leads")
         leads.source("events", queue="lead-events", schema="lead string, points int, at timestamp",

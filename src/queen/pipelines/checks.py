@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from queen.pipelines.declaration import Declaration, Dedup, Join, Sink, SourceKind, Sql, Step, Window
 from queen.pipelines.errors import DeclarationError, Problem
+from queen.suggestions import did_you_mean
 
 # A name is a directory, a metric's label and a table in SQL.
 _PIPELINE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -31,17 +31,17 @@ def warnings(declaration: Declaration) -> Iterator[Problem]:
     used = {one.name for sink in declaration.sinks for one in declaration.upstream(sink.source)}
     for node in declaration.nodes:
         if node.name not in used:
-            yield Problem(node.where, f"nothing takes the rows of '{node.name}'")
+            yield Problem(node.where, f"the rows of '{node.name}' are not used")
         if isinstance(node, Step) and isinstance(node.action, Dedup) and not declaration.event_time_of(node.inputs[0]):
             yield Problem(
                 node.where,
-                f"step '{node.name}' remembers every value for ever, because its input has no event_time and lateness",
+                f"step '{node.name}' keeps every value forever, because its input has no event_time and lateness",
             )
 
 
 def _problems(declaration: Declaration, declared: Mapping[str, set[str]]) -> Iterator[Problem]:
     if not _PIPELINE_NAME.fullmatch(declaration.name):
-        text = f"a pipeline's name is of letters, digits, '.', '_' and '-', at most 64, not {declaration.name!r}"
+        text = f"the name of a pipeline must be up to 64 letters, digits, '.', '_' and '-', not {declaration.name!r}"
         yield Problem(declaration.where, text)
     if not declared["sources"]:
         yield Problem(declaration.where, "a pipeline needs a source")
@@ -65,7 +65,7 @@ def _names(declaration: Declaration) -> Iterator[Problem]:
     for entry in (*declaration.nodes, *declaration.sinks):
         if not _NODE_NAME.fullmatch(entry.name):
             yield Problem(
-                entry.where, f"a name is of letters, digits and '_', and begins with none, not {entry.name!r}"
+                entry.where, f"a name must be letters, digits and '_', not beginning with a digit: {entry.name!r}"
             )
         if entry.name in seen:
             yield Problem(entry.where, f"'{entry.name}' is declared in line {seen[entry.name]} already")
@@ -80,13 +80,12 @@ def _references(declaration: Declaration, declared: set[str]) -> Iterator[Proble
         inputs = entry.inputs if isinstance(entry, Step) else (entry.source,) if entry.source else ()
         what = "step" if isinstance(entry, Step) else "sink"
         if not inputs and isinstance(entry, Step) and isinstance(entry.action, Sql):
-            yield Problem(entry.where, f"step '{entry.name}' reads from none of the sources and steps")
+            yield Problem(entry.where, f"step '{entry.name}' reads from no source or step")
         for name in inputs:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
-                hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none'}"
+                hint = did_you_mean(name, names, f"there are {', '.join(names) or 'none'}")
                 yield Problem(
-                    entry.where, f"{what} '{entry.name}' takes rows from '{name}', which is not there; {hint}"
+                    entry.where, f"{what} '{entry.name}' takes rows from '{name}', which does not exist; {hint}"
                 )
 
 
@@ -107,7 +106,7 @@ def _event_times(declaration: Declaration, step: Step) -> Iterator[Problem]:
     if isinstance(step.action, Window) and step.inputs and not declaration.event_time_of(step.inputs[0]):
         yield Problem(
             step.where,
-            f"step '{step.name}' cuts time into windows, but '{step.inputs[0]}' has no event_time and lateness",
+            f"step '{step.name}' has a window, but '{step.inputs[0]}' has no event_time and lateness",
         )
     if isinstance(step.action, Join):
         for name in step.inputs:

@@ -42,7 +42,7 @@ class SinkKind(enum.Enum):
 
 
 class WindowKind(enum.Enum):
-    """How time is cut."""
+    """The kinds of windows."""
 
     TUMBLING = "tumbling"
     SLIDING = "sliding"
@@ -193,7 +193,7 @@ WINDOW_TIME: Final = "_window_time"
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """A whole pipeline."""
+    """A pipeline."""
 
     name: str
     where: Where

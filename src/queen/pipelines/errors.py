@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline before and while it runs, and the cause in what Spark says.
+"""Errors of pipelines, and the cause within an error of Spark.
 
 PipelineError
 ├── DeclarationError     the file that declares the pipeline is wrong; every problem, with its place
@@ -22,7 +22,7 @@ from queen.errors import QueenError
 
 
 class PipelineError(QueenError):
-    """A pipeline cannot do what it was asked to."""
+    """A pipeline cannot be run as requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ _LONGEST_CAUSE: Final = 1000
 _OURS: Final = re.compile(r"^(?:pyspark\.\S+: )?queen\.[\w.]+\.[A-Z]\w*: (?P<text>.+)")
 _PYTHON: Final = re.compile(r"^(?P<text>(?:(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): \S.*)")
 _JAVA: Final = re.compile(r"^(?:Caused by: )?(?P<text>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Error|Exception): \S.*)")
-# They say that something failed, and not what.
+# Errors that do not name a cause.
 _WRAPPERS: Final = ("PythonException", "awaitResult", "Job aborted", "SparkException: Task failed", "Py4JJavaError")
 _PLAN: Final = re.compile(r"\n+(=== Streaming Query ===|== SQL|JVM stacktrace:|Driver stacktrace:)")
 _CODE: Final = re.compile(r"^(?:(?:pyspark\.errors|org\.apache\.spark)\.[\w.]+: )?\[([A-Z_]+(?:\.[A-Z_]+)*)\] ")
@@ -88,7 +88,7 @@ _STATE: Final = re.compile(r"\s*\bSQLSTATE: \w{5}\b")
 
 
 def cause_of(error: BaseException | str) -> str:
-    """The line that says why, out of all that Spark says of a failure."""
+    """The line of a Spark error that names the cause."""
     texts = [_PLAN.split(one)[0] for one in ([error] if isinstance(error, str) else _texts(error))]
     lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
     for pattern in (_OURS, _PYTHON, _JAVA):
@@ -96,18 +96,18 @@ def cause_of(error: BaseException | str) -> str:
         found = [one for one in found if not any(wrapper in one for wrapper in _WRAPPERS)]
         if found:
             return _plain(found[-1])
-    # What it says itself; its causes say the same in more words.
+    # Its own text; its causes repeat it at greater length.
     first = next((text for text in texts if text.strip()), "").partition(";\n")[0]
     return _plain(" ".join(first.split())) or "Spark does not say why"
 
 
 def _plain(text: str) -> str:
-    """Without the codes of Spark's errors, which say nothing more."""
+    """The text without Spark's error codes."""
     return _STATE.sub("", _CODE.sub("", text)).rstrip("; ")[:_LONGEST_CAUSE]
 
 
 def _texts(error: BaseException) -> Iterator[str]:
-    """What an error and its causes say, in Python and in the JVM, the outermost first."""
+    """The texts of an error and its causes, in Python and in the JVM, the outermost first."""
     seen: set[int] = set()
     one: BaseException | None = error
     while one is not None and id(one) not in seen:

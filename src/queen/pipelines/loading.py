@@ -29,7 +29,7 @@ def load_module(path: Path) -> ModuleType:
     except DeclarationError:
         raise
     except SyntaxError as error:
-        raise DeclarationError([Problem(Where(path, error.lineno or 1), f"this is no Python: {error.msg}")]) from error
+        raise DeclarationError([Problem(Where(path, error.lineno or 1), f"not valid Python: {error.msg}")]) from error
     except (Exception, SystemExit) as error:
         raise DeclarationError([Problem(Where(path, line_in(path, error)), _said(error))]) from error
     return module
@@ -88,7 +88,7 @@ class _File:
         if isinstance(spec := top.get("dead_letters"), _Located):
             dead_letters = reader.sink("dead_letters", self._at(top, "dead_letters"), spec, needs_source=False)
         elif spec is not None:
-            reader.report(self._at(top, "dead_letters"), "'dead_letters' says what sink it is, such as {queue: errors}")
+            reader.report(self._at(top, "dead_letters"), "'dead_letters' must be a sink, such as {queue: errors}")
         trigger = reader.trigger(top.get("trigger", "1 second"), self._at(top, "trigger"))
         declaration = Declaration(
             name=str(name),
@@ -107,7 +107,7 @@ class _File:
         if entries is None:
             return []
         if not isinstance(entries, _Located):
-            self._reader.report(self._at(self._top, section), f"'{section}' must map names to what they are")
+            self._reader.report(self._at(self._top, section), f"'{section}' must map names to declarations")
             return []
         found: list[tuple[str, Where, Mapping[str, Any]]] = []
         for name, spec in entries.items():
@@ -115,7 +115,7 @@ class _File:
                 found.append((name, self._at(entries, name), spec))
             else:
                 self._reader.names[section].add(name)
-                self._reader.report(self._at(entries, name), f"'{name}' must say what it is, not just {spec!r}")
+                self._reader.report(self._at(entries, name), f"'{name}' must be a declaration, not {spec!r}")
         return found
 
     def _parse(self) -> _Located:
@@ -125,15 +125,15 @@ class _File:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
-            what = f"this is no YAML: {error.problem}"
+            what = f"not valid YAML: {error.problem}"
             raise DeclarationError([Problem(Where(self._path, mark.line + 1 if mark else 1), what)]) from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise DeclarationError([Problem(Where(self._path, 1), f"this is no YAML: {error}")]) from error
+            raise DeclarationError([Problem(Where(self._path, 1), f"not valid YAML: {error}")]) from error
         value = self._value(node) if node is not None else None
         if self._reader.problems:
             raise DeclarationError(self._reader.problems)
         if not isinstance(value, _Located):
-            raise DeclarationError([Problem(Where(self._path, 1), "a pipeline has sources, steps and sinks")])
+            raise DeclarationError([Problem(Where(self._path, 1), "a pipeline must have sources, steps and sinks")])
         return value
 
     def _value(self, node: yaml.Node) -> Any:
@@ -196,8 +196,8 @@ def _load_python(path: Path) -> Declaration:
     if len(found) == 1:
         return found[0].declaration()
     text = (
-        f"the file makes {len(found)} pipelines, and should make one"
+        f"the file declares {len(found)} pipelines; expected one"
         if found
-        else "the file makes no pipeline: leads = queen.pipelines.Pipeline('leads')"
+        else "the file declares no pipeline; expected one, such as leads = queen.pipelines.Pipeline('leads')"
     )
     raise DeclarationError([Problem(Where(path, 1), text)])

@@ -1,4 +1,4 @@
-"""A directory of Parquet files that grows by whole commits, whatever is killed and whenever.
+"""A directory of Parquet files with atomic commits: a process may be killed at any time.
 
     queue=orders/date=2026-11-15/hour=14/00000012-0.parquet
     _manifest/00000012.json     what commit 12 added and removed
@@ -164,7 +164,7 @@ class Manifest:
 
     def _finish(self, commit: Commit) -> None:
         """Move files to where the intent says they belong; may be done again after a crash."""
-        # Old files go first: who reads the plain directory may miss rows for a moment, but sees none twice.
+        # Old files are removed first: readers of the plain directory may miss rows for a moment, but see none twice.
         for path in commit.removed:
             (self.root / path).unlink(missing_ok=True)
         folders = set()

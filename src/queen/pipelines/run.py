@@ -37,7 +37,7 @@ _REMEDIES: Final = {
     "Python worker to connect back": "Spark waits 10 s for it, and this machine is too busy: run the pipeline again"
     " when it is less so; it goes on where it was",
 }
-"""What to do about some causes, by what is said of them."""
+"""Advice for some causes, by a part of their text."""
 
 
 @dataclass(frozen=True, slots=True)

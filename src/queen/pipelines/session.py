@@ -113,7 +113,7 @@ def open_session(name: str, master: str = LOCAL, conf: Mapping[str, str] | None 
         return builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         raise PipelineError(
-            f"Spark did not start on {master}: {cause_of(error).rstrip('.')}. What Java said of it is above; check"
+            f"Spark did not start on {master}: {cause_of(error).rstrip('.')}. The output of Java is above; check"
             " --master, --conf and JAVA_HOME"
         ) from error
 

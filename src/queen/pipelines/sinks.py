@@ -100,7 +100,7 @@ class TableSink:
                     return 0
                 return self._merge(cursor, rows) if self._key else self._copy(cursor, self._table, rows)
         except psycopg.OperationalError as error:
-            # However PostgreSQL words its end: the batch is done again when it is back.
+            # Whatever the error: the batch is repeated when PostgreSQL is available again.
             raise unavailable(self._database, error) from error
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise PipelineError(

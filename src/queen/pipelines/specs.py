@@ -5,7 +5,6 @@ YAML and Python say it with the same words, so there is one reader for both.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
@@ -32,6 +31,7 @@ from queen.pipelines.declaration import (
 )
 from queen.pipelines.errors import PipelineError, Problem, Where
 from queen.pipelines.tables.locations import Location
+from queen.suggestions import did_you_mean
 from queen.wire.push import check_name
 from queen.wire.times import EXPECTED_DURATION, duration_ms
 
@@ -233,11 +233,10 @@ class SpecReader:
         if len(found) == 1:
             return found[0]
         if found:
-            self.report(where, f"{what} is one thing, but says {' and '.join(found)}")
+            self.report(where, f"{what} must have only one of {' and '.join(found)}")
             return None
-        near = [match for key in spec for match in difflib.get_close_matches(key, kinds, 1)]
-        hint = f"; did you mean '{near[0]}'?" if near else ""
-        self.report(where, f"{what} says none of {', '.join(kinds)}{hint}")
+        hint = next((f"; {hint}" for key in spec if (hint := did_you_mean(key, kinds))), "")
+        self.report(where, f"{what} needs one of {', '.join(kinds)}{hint}")
         return None
 
     def _known(self, what: str, where: Where, spec: Mapping[str, Any], keys: Iterable[str]) -> None:
@@ -248,8 +247,7 @@ class SpecReader:
 
     def _unknown(self, where: Where, what: str, word: str, words: Iterable[str]) -> None:
         words = tuple(words)
-        near = difflib.get_close_matches(word, words, 1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known are {', '.join(words)}"
+        hint = did_you_mean(word, words, f"known are {', '.join(words)}")
         self.report(where, f"{what}: unknown '{word}'; {hint}")
 
     def _text(self, spec: Mapping[str, Any], key: str, where: Where) -> str | None:

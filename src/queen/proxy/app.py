@@ -1,4 +1,4 @@
-"""The proxy: an HTTP server that asks people to log in, and passes on what those may ask who have."""
+"""The proxy: an HTTP server that requires a login, and forwards the requests of authenticated users."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _KNOWN_HEADS: Final = 1024
 _SWEEP_SECONDS: Final = 5.0
 _GRACE_SECONDS: Final = 8.0
 _LOOK_SECONDS = 15.0
-"""How often it is looked whether the session of a WebSocket has been ended."""
+"""How often the session of a WebSocket is checked."""
 
 log = logging.getLogger(__name__)
 

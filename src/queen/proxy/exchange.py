@@ -1,4 +1,4 @@
-"""One request on its way: what is known of it, and where its answer goes."""
+"""One request of a client, and the answer to it from the server behind."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Application(Protocol):
         """Pass a request on at once (None), or work for it, with which the answer comes."""
 
     def upstream_for(self, known: KnownHead) -> UpstreamConnection | None:
-        """Where a request with a head that is known goes; None: it has to be looked at again."""
+        """Where a request with a cached head goes; None: the head has to be evaluated again."""
 
     def watch(self, exchange: Exchange, lost: Callable[[], None]) -> Coroutine[Any, Any, None]:
         """A task that closes a tunnel when its client is no longer authorized."""

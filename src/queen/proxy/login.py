@@ -1,4 +1,4 @@
-"""Everything about logging in that does not depend on who speaks HTTP: pages, sessions, sign-in, ForwardAuth."""
+"""Logging in, whichever server handles the HTTP: pages, sessions, sign-in, ForwardAuth."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Login:
         self._flows = TokenVerifier(KeyRing(("HS256",), [self._flow_key]), ClaimNames(), issuers=["flow"], skew=0)
         self._failures: dict[str, list[float]] = {}
         self._pending: Counter[str] = Counter()
-        """Logins that are being looked at, by address: each may be a failure yet."""
+        """Logins that are being verified, by address: each may still fail."""
         self._page = files("queen.proxy").joinpath("login.html").read_bytes()
         self._page_headers = {"Content-Security-Policy": _content_policy(self._page), **_NO_STORE}
 
@@ -152,7 +152,7 @@ class Login:
         return await self.sessions.identify(token) if token else None
 
     def refuse_forgery(self, asked: Asked, identity: Identity) -> Reply | None:
-        """What a request is answered that another site's page has a browser send with the cookie of its owner."""
+        """The refusal of a cross-site request, which a page of another site makes a browser send with its cookie."""
         if bearer_of(asked) or COOKIE not in asked.cookies:
             return None
         origin, site = asked.headers.get("origin"), asked.headers.get("sec-fetch-site")
@@ -431,7 +431,7 @@ _NO_STORE: Final = {"Cache-Control": "no-store"}
 
 
 def _content_policy(page: bytes) -> str:
-    """What the page may do: run and look like what is in it, and nothing that was put there since."""
+    """The Content-Security-Policy of a page, which allows the scripts and styles that it contains, and no others."""
     found = re.findall(rb"<(script|style)>(.*?)</\1>", page, re.DOTALL)
     sources = {
         kind: " ".join(

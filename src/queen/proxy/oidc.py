@@ -1,4 +1,4 @@
-"""Signing in with an OpenID provider: discovery, the authorization code flow with PKCE, and whose account it is."""
+"""Signing in with an OpenID provider: discovery, the authorization code flow with PKCE, and finding the user."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ class OpenId:
         return user
 
     async def _provision(self, email: str, subject: str, identity: str) -> User:
-        """A new user for who signs in for the first time."""
+        """Create a user at the first sign-in."""
         users = self._users
         try:
             return await users.create(
@@ -225,6 +225,6 @@ class OpenId:
 
 
 def _basic(client_id: str, secret: str) -> str:
-    """How a client says who it is where secrets are not taken in forms (RFC 6749, 2.3.1)."""
+    """Client authentication by header, where secrets are not accepted in forms (RFC 6749, 2.3.1)."""
     pair = f"{quote_plus(client_id)}:{quote_plus(secret)}"
     return f"Basic {base64.b64encode(pair.encode()).decode()}"

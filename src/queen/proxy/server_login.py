@@ -25,7 +25,7 @@ from queen.settings import Settings
 from queen.storage.database import unavailable_reason
 
 _LOOK_SECONDS = 15.0
-"""How often it is looked whether the session of a connection has been ended."""
+"""How often the sessions of connections are checked."""
 
 
 _PROGRAMS: Final = "/api/"
@@ -44,7 +44,7 @@ class Session:
 
 
 class ServerLogin:
-    """Serves the routes of logging in beside those of the server, and knows whose cookie a request carries."""
+    """Serves the routes of logging in beside those of the server, and identifies users by their cookies."""
 
     def __init__(self, settings: Settings, dsn: str) -> None:
         self._secure = bool(settings.tls_cert)
@@ -146,7 +146,7 @@ class ServerLogin:
 
 
 def _sender(request: Request, token: bytes | None) -> Sender:
-    """All that decides whose request it is, and whether another site may have sent it."""
+    """Everything that identifies the user of a request, and whether another site may have sent it."""
     if token is not None:
         return (token,)
     get = request.headers.get

@@ -35,7 +35,7 @@ _ROLE_OF: Final = {Access.ADMIN: "admin", Access.READ_WRITE: "read-write", Acces
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who sends a request, and the token that says so."""
+    """The sender of a request, and the token that identifies it."""
 
     username: str
     role: str
@@ -176,7 +176,7 @@ class Sessions:
             return None
         stamp = self._stamp(user)
         if any(claims.get(name) != value for name, value in stamp.items()):
-            # The user has got another role since, or the server asks for more; it reads both off the token.
+            # The role of the user has changed, or the server requires more; it reads both from the token.
             token = jwt.encode({"alg": "HS256"}, {**claims, **stamp}, self._key)
         return Identity(
             user.username,
@@ -302,7 +302,7 @@ def _external(settings: ProxySettings) -> TokenVerifier | None:
         return None
     return TokenVerifier(
         KeyRing.of("auto", "", "", settings.external_jwks_url),
-        # Claims of other providers are not limits of ours: the server reads those.
+        # Claims of other providers do not limit requests here: the server reads those.
         ClaimNames(queues="", namespaces="", groups=""),
         issuers=settings.external_issuer,
         audiences=settings.external_audience,

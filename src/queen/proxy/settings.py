@@ -146,7 +146,7 @@ class ProxySettings:
 
     @property
     def forwards(self) -> bool:
-        """Whether requests are passed on to a server, or only asked about by another proxy."""
+        """Whether requests are forwarded to a server; if not, another proxy forwards them and only checks here."""
         return bool(self.queen_server_url)
 
 

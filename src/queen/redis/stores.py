@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from queen.chunks import chunks
 from queen.redis.interfaces import TURN_SECONDS, Counted, FillTurn, FillTurnState
 from queen.redis.link import RedisLink, Script
 from queen.wire.topics.items import ReadyItem
@@ -57,8 +58,8 @@ class RedisCopies:
 
     async def add(self, file_id: str, records: Sequence[Copied]) -> None:
         keys = [self._name(file_id), self._names]
-        for first in range(0, len(records), _AT_ONCE):
-            scored = [part for one in records[first : first + _AT_ONCE] for part in (one.end, _encode(one))]
+        for some in chunks(records, _AT_ONCE):
+            scored = [part for one in some for part in (one.end, _encode(one))]
             await self._link.run(_ADD, keys, [_KEPT_SECONDS, file_id, *scored])
 
     async def files(self) -> set[str]:
@@ -146,8 +147,7 @@ class RedisKeys:
         return {key for key, value in zip(keys, found, strict=True) if value is not None}
 
     async def learn(self, namespace: str, keys: Sequence[str], seconds: float) -> None:
-        for start in range(0, len(keys), _MOST_TOGETHER):
-            some = keys[start : start + _MOST_TOGETHER]
+        for some in chunks(keys, _MOST_TOGETHER):
             await self._link.run(_LEARN, self._names(namespace, some), [max(1, int(seconds * 1000))])
 
     def _names(self, namespace: str, keys: Sequence[str]) -> list[str]:

@@ -171,7 +171,7 @@ class Worker:
             audit,
             self.guard.refused,
             self.guard.browsers,
-            # Its routes are public, for it finds out itself who sends a request.
+            # Its routes are public because it authenticates requests itself.
             IpLimit(self.broker.topics.counters, most).around if most else lambda handler: handler,
         )
 

@@ -5,7 +5,6 @@ Names are spelled as in the documentation; Spark compares them without regard to
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from queen.errors import BadRequest, SettingsError
+from queen.suggestions import did_you_mean
 from queen.wire.api.messages.stages import LARGEST_BATCH
 from queen.wire.push import check_name
 from queen.wire.times import EXPECTED_DURATION, duration_ms, parse_time
@@ -162,7 +162,7 @@ class ReadOptions:
     limits: BatchLimits
     max_tasks: int
     max_read_share: float
-    """How much of the machine a read may take; tasks pause for it."""
+    """The share of the machine that a read may use; tasks pause to stay within it."""
     fail_on_data_loss: bool | None
     group: str | None
     mirror_group: str | None
@@ -301,8 +301,7 @@ def check_known(options: Mapping[str, str], known: Iterable[str]) -> None:
     lower = {name.lower() for name in names}
     for name in options:
         if name.lower() not in lower:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(names))}"
+            hint = did_you_mean(name, names, f"known are {', '.join(sorted(names))}")
             raise SettingsError(f"format queen has no option {name!r} here; {hint}")
 
 

@@ -49,9 +49,9 @@ BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, a
 _ERRNO = re.compile(r"\[Errno (-?\d+)\]")
 
 _POOL_SECONDS = 5.0
-"""How long a connection of the pool is waited for, beside the time to open one."""
+"""How long to wait for a connection of the pool, besides the time to open one."""
 HEARTBEAT_SESSION = "queen watch"
-"""The application_name of the connection on which a worker asks whether PostgreSQL is available; it has always one."""
+"""The application_name of the heartbeat connection, which every worker has at all times."""
 
 
 class Availability:

@@ -8,13 +8,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
 from queen.streams.errors import StreamsHttpError
 from queen.streams.records import Message, queue_name_of
+from queen.wire.paths import path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class HttpBroker:
             query["subscriptionMode"] = request.subscription_mode
         if request.subscription_from:
             query["subscriptionFrom"] = request.subscription_from
-        path = f"/api/v1/pop/queue/{quote(queue, safe='')}"
+        path = path_of("/api/v1/pop/queue", queue)
         response = await self._request("GET", path, request.wait_ms / 1000 + _RESPONSE_GRACE_SECONDS, params=query)
         messages = response.get("messages") if isinstance(response, dict) else None
         return messages if isinstance(messages, list) else []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from queen.client.topics.schedule import check_schedule
+from queen.suggestions import did_you_mean
 from queen.tasks.connection import Connection
 from queen.tasks.jobs import Job
 from queen.tasks.task import Signature, Task, TaskOptions
@@ -143,8 +143,8 @@ class App:
         try:
             return self.tasks[name]
         except KeyError:
-            near = difflib.get_close_matches(name, self.tasks, 1)
-            raise LookupError(f"there is no task {name!r}" + (f": did you mean {near[0]!r}?" if near else "")) from None
+            hint = did_you_mean(name, self.tasks)
+            raise LookupError(f"there is no task {name!r}" + (f": {hint}" if hint else "")) from None
 
     async def close(self) -> None:
         """Close the connection to the server."""

@@ -73,7 +73,7 @@ class Worker:
         async with self._app.lifespan():
             ended = self._ended = stop or asyncio.Event()
             for task in self._tasks.values():
-                await self._until_available(partial(self._configure, task), "the worker waits for its server")
+                await self._until_available(partial(self._configure, task), "the worker waits for the server")
             beside = [
                 asyncio.create_task(self._schedule(one, ended))
                 for one in self._app.schedules
@@ -110,7 +110,7 @@ class Worker:
         stopping.cancel()
         await asyncio.wait({consuming}, timeout=self._stop_timeout)
         if not consuming.done():
-            logger.warning("jobs that run after %s s are released, to run elsewhere", self._stop_timeout)
+            logger.warning("jobs still running after %s s are released to other workers", self._stop_timeout)
             consuming.cancel()
             await asyncio.wait({consuming})
         if not consuming.cancelled():

@@ -1,1 +1,1 @@
-"""What travels and what is stored: ids, requests, and the segment codec. Imports nothing of the rest."""
+"""Wire and storage formats: ids, requests, and the segment codec. Imports nothing of the rest."""

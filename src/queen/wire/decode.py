@@ -69,7 +69,7 @@ def check_known(given: Collection[str], known: Collection[str], where: str = "",
 
 
 def unknown(name: str, known: Collection[str], where: str = "", what: str = "field") -> BadRequest:
-    """What is answered to a name that means nothing here."""
+    """The error for an unknown name."""
     text = f"unknown {what} {name[:80]!r}"
     if where:
         text += f" (at {where})"
@@ -79,14 +79,14 @@ def unknown(name: str, known: Collection[str], where: str = "", what: str = "fie
 
 
 def malformed(error: Exception) -> BadRequest:
-    """What is answered to a body that is not JSON."""
+    """The error for a body that is not JSON."""
     if isinstance(error, RecursionError):
         return BadRequest("Invalid JSON: nested too deeply")
     return BadRequest(f"Invalid JSON: {error}")
 
 
 def refusal(error: Exception, kind: Any, where: str = "") -> BadRequest:
-    """The decoder's complaint about a body that should have been a `kind`, for the person who sent it."""
+    """The decoder's error about a body that should have been a `kind`, in words for the client."""
     if not isinstance(error, msgspec.ValidationError):
         return malformed(error)
     parsed = _PLACE.match(str(error))

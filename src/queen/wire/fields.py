@@ -103,9 +103,9 @@ class Error(Answer):
 
     error: str
     detail: str | msgspec.UnsetType = msgspec.UNSET
-    """What of the request the token is not for."""
+    """Which resource of the request the token does not permit."""
     code: str | msgspec.UnsetType = msgspec.UNSET
-    """A name of what is wrong, for programs; of keys and values, locks and timers alone."""
+    """A machine-readable error code; for keys and values, locks and timers alone."""
     success: bool | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -1,4 +1,4 @@
-"""The identifiers Queen hands out.
+"""Identifiers: message ids, partition ids, lease ids and item ids.
 
 Message ids are UUIDv7 given out in blocks: the ids of one segment are `block.first`, `block.first + 1`, …, so a
 segment stores 16 bytes for all of them. Partition ids and lease ids carry the number of the partition's row, so an ack
@@ -168,7 +168,7 @@ def _wall_ms() -> int:
 
 
 class SnowflakeSource:
-    """Makes the ids of one worker out of stretches of time that it was given."""
+    """Generates the ids of one worker within the time ranges that it was granted."""
 
     __slots__ = ("_last", "_node", "_now", "_upto")
 
@@ -180,22 +180,22 @@ class SnowflakeSource:
         self._upto = 0
 
     def now_ms(self) -> int:
-        """The millisecond that the next ids belong to, were there a stretch for it."""
+        """The millisecond of the next ids, if it is in the granted range."""
         return max(self._now(), EPOCH_MS)
 
     def grant(self, node: int, from_ms: int, upto_ms: int) -> None:
-        """Ids may be made of `node` for the milliseconds from `from_ms` to before `upto_ms`."""
+        """Grant the ids of `node` for the milliseconds from `from_ms` to before `upto_ms`."""
         self._node = node
         self._last = (from_ms - EPOCH_MS) * _SEQUENCES - 1
         self._upto = (upto_ms - EPOCH_MS) * _SEQUENCES
 
     def take(self, count: int, *, keep_ms: int = 0) -> list[int] | None:
-        """So many new ids, each larger than the one before; None when the stretch, but for its end, has no room."""
+        """`count` new ids in ascending order; None when the granted range, except for its reserve, has no room."""
         first = max(self._last + 1, (self.now_ms() - EPOCH_MS) * _SEQUENCES)
         return self._give(first, first + count) if first + count <= self._upto - keep_ms * _SEQUENCES else None
 
     def take_kept(self, count: int, *, keep_ms: int) -> list[int] | None:
-        """So many of the ids that were kept at the end of the stretch, whatever the time is."""
+        """`count` ids from the reserve at the end of the granted range, whatever the time is."""
         first = max(self._last + 1, self._upto - keep_ms * _SEQUENCES)
         return self._give(first, first + count) if first + count <= self._upto else None
 

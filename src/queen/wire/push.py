@@ -113,7 +113,7 @@ class PushBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class LooseItem(msgspec.Struct, forbid_unknown_fields=True):
-    """An item whose fields have not been looked at. `data` stands for `payload`; the last three are never read."""
+    """An item whose fields have not been checked. `data` stands for `payload`; the last three are never read."""
 
     queue: Any = None
     partition: Any = DEFAULT_PARTITION

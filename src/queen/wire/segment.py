@@ -257,5 +257,5 @@ def decode_frames(data: bytes) -> Iterator[Frame]:
 
 
 def transaction_hash(transaction_id: str, partition_id: int) -> int:
-    """64 bits that stand for a transaction id within its partition, the same in every process."""
+    """The 64-bit hash of a transaction id within its partition, the same in every process."""
     return xxhash.xxh3_64_intdigest(transaction_id.encode(), partition_id)

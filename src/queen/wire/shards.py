@@ -1,4 +1,4 @@
-"""Which shard a new name belongs to, and on which one an id was made."""
+"""Sharding by hash: the shard of a new name, and the shard that created an id."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _SEPARATOR: Final = "\n"
 
 
 class Kind(StrEnum):
-    """What has a place of its own."""
+    """The kinds of names that are placed on shards."""
 
     QUEUE = "queue"
     TOPIC = "topic"
     NAMESPACE = "namespace"
-    """Of topics: its quota, and whose its idempotency keys are."""
+    """A namespace of topics: its quota, and the claims of its idempotency keys."""
 
 
 class Name(NamedTuple):

@@ -157,7 +157,7 @@ _items = msgspec.json.Decoder(list[LooseItem])
 
 
 class CountedOperations(list[Operation]):
-    """The operations of a transaction that asks for its pushes and acknowledgments to be counted, not listed."""
+    """The operations of a transaction whose pushes and acknowledgments are to be counted in the answer, not listed."""
 
 
 def decode_transaction(body: bytes) -> list[Operation]:

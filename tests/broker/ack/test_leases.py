@@ -12,7 +12,7 @@ from tests.support.api import Api, payloads
 from tests.support.database import Connection, dead_letters, expire_leases, make_queue
 
 
-async def test_while_a_batch_is_out_nobody_else_of_the_group_gets_anything(api: Api) -> None:
+async def test_while_a_batch_is_leased_the_group_gets_nothing_else(api: Api) -> None:
     await api.push("q", 1, 2, 3)
     assert payloads(await api.pop("q")) == [1]
     assert await api.pop("q") == []

@@ -46,7 +46,7 @@ async def test_the_list_shows_messages_newest_first_without_their_payloads(api: 
     assert (answer.body["total"], answer.body["limit"], answer.body["offset"]) == (2, 200, 0)
 
 
-async def test_the_list_has_as_much_of_each_payload_as_was_asked_for(api: Api) -> None:
+async def test_the_list_has_as_much_of_each_payload_as_requested(api: Api) -> None:
     await api.push("orders", {"name": "Ada"}, 7)
     assert [one["preview"] for one in await listed(api, queue="orders", preview=1000)] == ["7", '{"name": "Ada"}']
     assert [one["preview"] for one in await listed(api, queue="orders", preview=12)] == ["7", '{"name": "Ad']

@@ -14,7 +14,7 @@ from queen.broker.maintenance.cleanup import UnusedGroups
 from queen.broker.maintenance.election import Session
 from queen.storage.database import Database
 from tests.conftest import StartServer
-from tests.support.ageing import Connection, age, broker_of, until
+from tests.support.ageing import Connection, age, broker_of, until, until_parked
 from tests.support.api import Answer, Api
 
 GROUPS = "/api/v1/consumer-groups"
@@ -61,15 +61,6 @@ async def take(api: Api, queue: str, group: str = "g", partition: str | None = N
     """Consume what there is; returns the payloads."""
     query = {"consumerGroup": group, "batch": batch, "autoAck": True, "partitions": 100}
     return [message["data"] for message in await api.pop(queue, partition, **query)]
-
-
-async def parked(api: Api) -> None:
-    """Wait until a pop waits on this server."""
-
-    async def one_waits() -> bool:
-        return broker_of(api).popper.parked > 0
-
-    await until(one_waits)
 
 
 async def test_there_are_no_groups_at_first(api: Api) -> None:
@@ -148,7 +139,7 @@ async def test_time_lag_is_the_age_of_the_first_message_not_consumed(api: Api, c
         assert lag <= row["maxTimeLag"] < lag + 20
 
 
-async def test_time_lag_is_found_anew_whenever_the_group_has_moved(api: Api, connection: Connection) -> None:
+async def test_time_lag_is_computed_again_whenever_the_group_has_moved(api: Api, connection: Connection) -> None:
     await api.push("orders", 1, 2)
     await age(connection, 1000)
     await api.push("orders", 3)
@@ -328,7 +319,7 @@ async def test_a_pop_that_waits_gets_what_a_seek_back_uncovers(start_server: Sta
         for api, other in ((one, two), (two, one)):
             query = {"consumerGroup": "g", "wait": True, "timeout": 20_000, "autoAck": True}
             waiting = asyncio.create_task(api.pop("orders", partition, **query))
-            await parked(api)
+            await until_parked(api)
             await seek(other, "g", "orders", {"timestamp": BEGINNING})
             async with asyncio.timeout(100):
                 assert [message["data"] for message in await waiting] == [1]
@@ -464,7 +455,7 @@ async def test_a_page_shows_where_a_group_starts_on_partitions_it_has_not_met(ap
     assert (found["later"], found["old"]) == (1, 0)
 
 
-async def test_seeking_what_nobody_knows_moves_nothing(api: Api) -> None:
+async def test_seeking_an_unknown_group_moves_nothing(api: Api) -> None:
     await api.push("orders", 1)
     await take(api, "orders", "g")
     for group, queue in (("nobody", "orders"), ("g", "nothing")):
@@ -558,7 +549,7 @@ async def test_skipping_where_the_group_has_never_been_changes_nothing(api: Api)
         assert (answer.status, answer.body) == (404, {"error": "Partition not found"})
 
 
-async def test_a_deleted_group_begins_anew(api: Api, connection: Connection) -> None:
+async def test_a_deleted_group_starts_over(api: Api, connection: Connection) -> None:
     for queue in ("orders", "bills"):
         await api.push(queue, 1, 2)
         await take(api, queue, "g")
@@ -659,11 +650,11 @@ async def test_dead_letters_outlive_their_group(api: Api, connection: Connection
     assert await connection.fetchval("SELECT count(*) FROM queen.dead_letters") == 1
 
 
-async def test_deleting_a_group_ends_its_leases_and_wakes_who_waits(api: Api) -> None:
+async def test_deleting_a_group_ends_its_leases_and_wakes_waiting_pops(api: Api) -> None:
     await api.push("orders", 1)
     messages = await api.pop("orders", consumerGroup="g")
     waiting = asyncio.create_task(api.pop("orders", consumerGroup="g", wait=True, timeout=20_000))
-    await parked(api)
+    await until_parked(api)
     await delete(api, "g")
     async with asyncio.timeout(100):
         assert [message["data"] for message in await waiting] == [1]

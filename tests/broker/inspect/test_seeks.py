@@ -108,7 +108,7 @@ async def test_positions_are_kept_for_a_day_and_of_the_newest_seeks(api: Api, co
     assert await connection.fetchval("SELECT count(*) FROM queen.seek_positions") == 0
 
 
-async def test_an_estimate_comes_at_once_and_the_count_for_who_asks_again(api: Api) -> None:
+async def test_an_estimate_comes_at_once_and_the_count_with_a_later_request(api: Api) -> None:
     await half_read(api)
     exact = (await api.call("GET", f"{PATH}/seek/preview", toEnd=True)).body
     assert exact["exact"] is True

@@ -71,7 +71,7 @@ class BusyOnce(Database):
         return await super().fetch(name, *args)
 
 
-async def test_who_stands_for_election_stands_again_after_postgresql_was_too_busy(dsn: str) -> None:
+async def test_a_candidate_stands_again_after_postgresql_was_too_busy(dsn: str) -> None:
     database = BusyOnce(dsn)
     session = await Election(database, AdvisoryLock.BACKGROUND_JOBS).win()
     assert not database.is_busy

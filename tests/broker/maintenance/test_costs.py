@@ -124,10 +124,10 @@ async def test_a_new_partition_is_found_without_a_look_at_the_others(
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-async def test_a_push_that_is_heard_of_ends_the_rest_of_an_empty_partition(
+async def test_a_notified_push_ends_the_pause_of_an_empty_partition(
     costs: Costs, connection: Connection, option: str
 ) -> None:
-    """It was empty for a day, so that nobody would look at it within the hour."""
+    """It was empty for a day, so that it would not be examined within the hour."""
     await set_options(connection, option)
     await connection.execute("UPDATE queen.segments SET created_at = now() + interval '1 d'")
     await age(connection, 86_400, "9")
@@ -151,7 +151,7 @@ async def test_a_push_that_is_heard_of_ends_the_rest_of_an_empty_partition(
 async def test_completed_messages_go_soon_after_the_last_group_has_consumed_them(
     costs: Costs, connection: Connection
 ) -> None:
-    """Nobody tells of acks: a partition is looked at as often as is cheap, and nothing goes before its time."""
+    """Acks send no notification: a partition is examined as often as is cheap, and nothing is removed too early."""
     await set_options(connection, "completed_retention_seconds")
     await connection.execute("UPDATE queen.cursors SET committed = 0 WHERE partition_id = 7")
     await age(connection, SECONDS + 1, "7")
@@ -199,7 +199,7 @@ async def test_shorter_retention_takes_effect_with_the_next_run(costs: Costs, co
     assert await lacking(connection) == [7, 8]
 
 
-async def test_without_room_to_remember_them_all_partitions_are_looked_at_once_a_minute(
+async def test_beyond_the_capacity_all_partitions_are_examined_once_a_minute(
     costs: Costs, connection: Connection
 ) -> None:
     await set_options(connection, "retention_seconds")
@@ -219,7 +219,7 @@ async def test_the_round_of_all_partitions_is_gone_once_a_day(costs: Costs) -> N
     assert await costs.of(rounds) == 0
 
 
-async def test_the_elected_janitor_hears_of_pushes_to_another_worker(start_server: StartServer) -> None:
+async def test_the_elected_worker_is_notified_of_pushes_to_another_worker(start_server: StartServer) -> None:
     here = await start_server(0, num_workers=2)
     await broker_of(here).jobs.elected.wait()
     there = await start_server(1, num_workers=2)

@@ -92,7 +92,7 @@ class Partition:
     segments: list[Segment] = field(default_factory=list)
     cursors: dict[int, int] = field(default_factory=dict)
     changed: float = 0.0
-    """When a group was moved, of which the janitor is not told."""
+    """When a group was moved, of which the janitor gets no notification."""
 
     def due(self, option: str, seconds: float, now: float) -> list[Segment]:
         """What is to be cut off."""
@@ -234,7 +234,7 @@ class History:
                 )
 
     async def check_stored(self, partition: Partition, *, swept: bool) -> None:
-        """Everything above the floor is there; what lies below it is gone once somebody has looked."""
+        """Everything above the floor is there; what lies below it is removed by the next run."""
         rows = await self.connection.fetch(
             "SELECT base_offset FROM queen.segments WHERE partition_id = $1 ORDER BY base_offset", partition.id
         )

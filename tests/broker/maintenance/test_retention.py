@@ -8,7 +8,7 @@ import pytest
 
 from queen.broker.maintenance.jobs import JobRunner
 from tests.conftest import StartServer
-from tests.support.ageing import Connection, age, broker_of, clean, until
+from tests.support.ageing import Connection, age, broker_of, clean, until, until_parked
 from tests.support.api import Api
 
 
@@ -296,7 +296,7 @@ async def test_a_removed_partition_comes_back_with_the_next_push(
     await there.ack(await there.pop("logs", "p"))
     await age(connection, 31 * 86_400)
     waiting = asyncio.create_task(there.pop("logs", "p", wait=True, timeout=20_000))
-    await until(lambda: parked(there))
+    await until_parked(there)
     await clean(here)
     assert await partitions(connection) == []
     await here.push("logs", 2, partition="p", ids=["t"])
@@ -456,10 +456,6 @@ async def partitions(connection: Connection) -> list[str]:
 
 async def empty(connection: Connection, table: str) -> bool:
     return bool(await connection.fetchval(f"SELECT count(*) = 0 FROM queen.{table}"))
-
-
-async def parked(api: Api) -> bool:
-    return broker_of(api).popper.parked > 0
 
 
 async def somebody_waits_for_a_lock(connection: Connection) -> bool:

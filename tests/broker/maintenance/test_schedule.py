@@ -1,4 +1,4 @@
-"""When partitions are looked at: once their moment has come, and no partition is lost on the way."""
+"""When partitions are examined: once they are due, and none is forgotten."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def push_listener() -> PushListener:
 
 @pytest.fixture
 def schedule(push_listener: PushListener) -> Iterator[Schedule]:
-    """Of a queue with partitions 1, 2 and 3, met at the moment 100 and to be looked at from 150 on."""
+    """The schedule of a queue with partitions 1, 2 and 3, known since 100 and due from 150 on."""
     schedule = Schedule(SECONDS, Memory(Capacity(100), Capacity(10)), push_listener.listen(1), 100.0)
     assert schedule.due(100.0) == []
     assert meet(schedule, 1, 2, 3) == [1, 2, 3]
@@ -79,7 +79,7 @@ def test_a_partition_that_is_gone_is_forgotten(schedule: Schedule) -> None:
     assert schedule.due(50_000.0) == []
 
 
-def test_partitions_made_lately_are_listed_again_but_looked_at_once(schedule: Schedule) -> None:
+def test_partitions_created_lately_are_listed_again_but_examined_once(schedule: Schedule) -> None:
     assert meet(schedule, 1, 2, 3, 5, settled=False) == [5]
     assert meet(schedule, 1, 2, 3, 4, 5, settled=False) == [4]
     assert meet(schedule, 1, 2, 3, 4, 5, settled=True) == []
@@ -114,7 +114,7 @@ def test_a_partition_that_is_empty_again_is_left_to_the_agenda(schedule: Schedul
     assert sorted(schedule.due(150.0)) == [1, 2, 3]
 
 
-def test_a_push_that_is_heard_before_its_partition_is_met_counts_once(
+def test_a_push_notified_before_its_partition_is_known_counts_once(
     schedule: Schedule, push_listener: PushListener
 ) -> None:
     push_listener.pushed(1, 4)
@@ -127,7 +127,7 @@ def test_a_push_that_is_heard_before_its_partition_is_met_counts_once(
     assert schedule.due(170.0) == [4]
 
 
-def test_after_a_day_everything_is_looked_at_anew(schedule: Schedule) -> None:
+def test_after_a_day_everything_is_examined_again(schedule: Schedule) -> None:
     assert schedule.due(100.0 + 86_401) == []
     assert schedule.after == 0
 
@@ -146,7 +146,7 @@ def test_without_room_the_queue_is_paged_through_again_and_again(push_listener: 
     assert schedule.after is None
 
 
-def test_ears_keep_nothing_for_those_who_stopped_listening(push_listener: PushListener) -> None:
+def test_the_push_listener_keeps_nothing_for_stopped_listeners(push_listener: PushListener) -> None:
     first, second = push_listener.listen(1), push_listener.listen(1)
     push_listener.pushed(1, 5)
     push_listener.stop(1, first)

@@ -66,7 +66,7 @@ async def test_a_failed_message_is_superseded_and_its_attempts_are_counted_for_t
     assert await newest(api) == []
 
 
-async def test_the_policy_of_the_first_pop_stays_and_who_wants_otherwise_is_told(api: Api) -> None:
+async def test_the_policy_of_the_first_pop_stays_and_a_conflict_is_reported(api: Api) -> None:
     assert await newest(api) == []
     await api.push("tasks", 1, 2, 3)
     other = await pop(api, conflation=False)

@@ -127,7 +127,7 @@ def test_a_partition_freed_while_it_is_being_claimed_is_worth_another_look() -> 
     assert orders.claiming == set()
 
 
-async def test_a_lane_has_work_when_somebody_waits_for_what_is_ready() -> None:
+async def test_a_lane_has_work_when_a_pop_waits_and_a_partition_is_ready() -> None:
     orders = lane()
     assert not orders.has_work
     orders.pushed(1, 1)

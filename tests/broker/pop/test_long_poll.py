@@ -11,19 +11,13 @@ import asyncpg
 import pytest
 
 from tests.conftest import StartServer
-from tests.support.ageing import broker_of, until
+from tests.support.ageing import until_parked
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, make_queue
 from tests.support.raw_http import exchange, open_request
 
 NEVER = 600_000
 """Milliseconds between safety polls that no test here should need."""
-
-
-async def until_parked(api: Api, count: int) -> None:
-    """How many pops wait is not told to anybody, so it has to be asked."""
-    popper = broker_of(api).popper
-    await until(lambda: popper.parked == count)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -137,7 +131,7 @@ async def test_messages_are_not_lost_when_time_runs_out_as_they_arrive(start_ser
 
 
 @pytest.mark.parametrize("partition", [None, "p", "none"])
-async def test_a_client_that_goes_away_frees_its_place(start_server: StartServer, partition: str | None) -> None:
+async def test_a_client_that_disconnects_frees_its_place(start_server: StartServer, partition: str | None) -> None:
     api = await start_server(pop_safety_poll_ms=NEVER)
     assert api.worker is not None
     await api.push("q", 0, partition="p")
@@ -248,7 +242,7 @@ async def test_parked_pops_that_lease_are_each_given_one_message_once(start_serv
 async def test_what_a_pop_here_took_and_did_not_lease_is_not_held_in_the_eyes_of_others(
     start_server: StartServer,
 ) -> None:
-    """Who ends a lease keeps it from the other workers while somebody waits here: they learn of it all the same."""
+    """A worker that ends a lease serves its own waiting pop first; the other workers are notified all the same."""
     here, there = [await start_server(worker_id=number, num_workers=2, pop_safety_poll_ms=NEVER) for number in range(2)]
     await here.configure("q")
     assert await there.pop("q") == []

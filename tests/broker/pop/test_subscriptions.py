@@ -176,7 +176,7 @@ async def test_a_deleted_group_that_keeps_its_subscription_starts_there_again(ap
     assert await take(api, "orders") == ["old", "new"]
 
 
-async def test_a_deleted_group_without_its_subscription_may_subscribe_anew(api: Api) -> None:
+async def test_a_group_deleted_with_its_subscription_may_subscribe_again(api: Api) -> None:
     await api.push("orders", "old")
     await take(api, "orders", subscriptionMode="new")
     await api.push("orders", "new")

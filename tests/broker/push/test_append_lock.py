@@ -1,4 +1,4 @@
-"""Workers take turns: one at a time, each after the other, and nobody waits for a peer that is done."""
+"""Workers append one after the other, and none waits for a peer that is done."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ async def test_a_worker_whose_peer_had_its_turn_does_not_wait_for_it(
         await _take(first)
 
 
-async def test_a_peer_that_asked_and_died_holds_nobody_up_for_long(workers: tuple[AppendLock, AppendLock]) -> None:
+async def test_a_peer_that_asked_and_died_delays_others_only_briefly(workers: tuple[AppendLock, AppendLock]) -> None:
     first, _ = workers
     first.peer_wants()
     async with asyncio.timeout(100):
         await _take(first)
 
 
-async def test_without_its_file_nobody_waits_and_the_next_one_tries_again(
+async def test_without_its_file_no_push_waits_and_the_next_one_tries_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     turn = AppendLock(tmp_path / "missing", wanted=lambda: None, released=lambda: None)

@@ -59,7 +59,7 @@ async def test_pushes_beyond_what_may_wait_are_refused_at_once_and_the_others_ar
 async def test_what_waits_too_long_for_a_lock_is_to_be_tried_again(
     start_server: StartServer, connection: Connection
 ) -> None:
-    """Somebody holds every row for longer than anybody may wait: nothing happens, and whoever asked may ask again."""
+    """Rows are locked for longer than any request may wait: nothing is stored, and the request can be repeated."""
     api = await start_server(db_lock_timeout=300)
     await api.push("q", 1, 2, 3)
     messages = await api.pop("q")

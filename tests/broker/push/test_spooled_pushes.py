@@ -80,7 +80,7 @@ async def test_a_push_while_postgres_is_away_is_buffered_and_stored_under_the_id
     assert [message["id"] for message in popped] == ids
 
 
-async def test_a_queue_and_a_partition_that_nobody_knew_are_made_by_the_replay(
+async def test_a_new_queue_and_partition_are_created_by_the_replay(
     api: Api, proxy: Proxy, connection: Connection
 ) -> None:
     async with proxy.away(), asyncio.timeout(100):
@@ -121,7 +121,7 @@ async def test_a_stalled_postgres_is_noticed_within_two_seconds_and_everything_i
         assert [message["data"] for message in await parked] == ["wake"]
 
 
-async def test_a_push_whose_commit_is_unknown_when_postgres_goes_away_is_stored_once(
+async def test_a_push_whose_commit_is_unknown_in_an_outage_is_stored_once(
     api: Api, proxy: Proxy, connection: Connection
 ) -> None:
     await api.configure("q", dedupWindowSeconds=0)

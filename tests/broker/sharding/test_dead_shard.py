@@ -113,7 +113,7 @@ async def test_a_pop_whose_client_left_while_its_shard_was_looked_up_waits_for_n
     assert [one.popper.parked for one in broker.brokers] == [0, 0]
 
 
-async def test_a_pop_that_fails_after_its_client_has_left_is_logged_by_nobody() -> None:
+async def test_a_pop_that_fails_after_its_client_disconnected_is_not_logged() -> None:
     loop = asyncio.get_running_loop()
     lost: list[object] = []
     loop.set_exception_handler(lambda loop, context: lost.append(context))

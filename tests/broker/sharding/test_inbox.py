@@ -13,7 +13,7 @@ from queen.wire.shards import Name, home
 from tests.broker.sharding.names import queue_on, topic_on
 from tests.broker.sharding.test_moving import move
 from tests.conftest import StartServer
-from tests.support.ageing import until
+from tests.support.ageing import is_inbox_empty, until
 from tests.support.api import Api, payloads
 from tests.support.proxy import Proxy
 from tests.support.topic_api import TopicApi, item, values
@@ -32,13 +32,9 @@ async def drained(*dsns: str) -> None:
     for dsn in dsns:
         connection = await asyncpg.connect(dsn)
         try:
-            await until(partial(_is_empty, connection))
+            await until(partial(is_inbox_empty, connection))
         finally:
             await connection.close()
-
-
-async def _is_empty(connection: asyncpg.Connection[asyncpg.Record]) -> bool:
-    return not await connection.fetchval("SELECT EXISTS (SELECT FROM queen.inbox)")
 
 
 async def test_each_database_takes_what_lives_there_and_says_where_the_rest_does(
@@ -136,7 +132,7 @@ async def test_items_wait_for_the_shard_that_keeps_their_keys_and_messages_do_no
         )
         assert payloads(await api.pop(queue, wait=True, timeout=60_000)) == [2]
         connection = await asyncpg.connect(dsns[0])
-        assert not await _is_empty(connection)
+        assert not await is_inbox_empty(connection)
         await connection.close()
     await drained(dsns[0])
     assert values(await TopicApi(api).dequeue(namespace=namespace, topic=topic)) == [1]

@@ -260,7 +260,7 @@ async def test_leases_are_released_where_their_queue_has_moved_to(api: Api, dsns
 async def test_moving_under_load_loses_and_repeats_nothing_and_keeps_the_order(
     start_server: StartServer, dsns: tuple[str, str]
 ) -> None:
-    """Producers use one worker and consumers another: neither is told of the moves."""
+    """Producers use one worker and consumers another: neither is notified of the moves."""
     api = await start_server(database_urls=dsns, num_workers=2)
     other = await start_server(worker_id=1, database_urls=dsns, num_workers=2)
     queue, partitions = queue_on(0), ("a", "b", "c")
@@ -314,7 +314,7 @@ class HalfMover(Mover):
 async def test_an_ack_of_what_has_left_one_shard_and_not_come_to_the_other_yet_is_taken(
     api: Api, dsns: tuple[str, str]
 ) -> None:
-    """Whoever finds that out finishes what the mover began."""
+    """The worker that finds it completes the move."""
     queue = queue_on(0)
     await api.push(queue, *range(6))
     popped = [await api.pop(queue, batch=3, consumerGroup=group) for group in ("one", "many")]

@@ -1,4 +1,4 @@
-"""Queues and topics live on one shard each, and nobody who uses them need know which."""
+"""Queues and topics live on one shard each, and clients need not know which."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ async def test_an_idempotency_key_is_used_once_in_a_namespace_whichever_shard_it
     assert sorted(values(await topics.dequeue(topic=there))) == ["first", "three"]
 
 
-async def test_a_key_that_was_claimed_by_somebody_who_died_does_not_keep_its_item_out(
+async def test_a_key_claimed_by_a_server_that_died_does_not_block_its_item(
     topics: TopicApi, dsns: tuple[str, str]
 ) -> None:
     here, there = topic_on(0), topic_on(1)

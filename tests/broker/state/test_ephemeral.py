@@ -196,7 +196,7 @@ async def test_after_a_crash_of_postgresql_queues_are_declared_and_empty(api: Ap
     assert (found["declared"], found["options"]["maxLength"], found["length"]) == (True, 7, 0)
 
 
-async def test_who_asks_for_what_does_not_exist_leaves_nothing_behind(api: Api) -> None:
+async def test_requests_for_missing_names_create_nothing(api: Api) -> None:
     assert await pop(api) == []
     assert await ack(api, [{"id": "e:1:p:1"}, {"id": "x"}]) == ["stale", "unknown"]
     assert (await api.call("GET", f"{ROOT}/queues")).body == {"queues": [], "total": 0}

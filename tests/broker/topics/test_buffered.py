@@ -254,7 +254,7 @@ async def test_a_transaction_writes_to_postgres_at_once(topics: TopicApi) -> Non
     assert values(await topics.dequeue()) == ["next"]
 
 
-async def test_files_of_the_log_are_removed_once_their_items_are_stored_or_kept_as_long_as_asked_for(
+async def test_files_of_the_log_are_removed_once_stored_or_kept_as_long_as_configured(
     start_server: StartServer, connection: Connection
 ) -> None:
     topics = TopicApi(await start_server(**BUFFERED))

@@ -1,4 +1,4 @@
-"""What Prometheus is told of topics."""
+"""Metrics of topics for Prometheus."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ async def test_items_delivered_at_most_once_are_gone(topics: TopicApi) -> None:
     assert await topics.ack(*got) == [False, True]
 
 
-async def test_each_item_is_given_once_however_it_is_asked_for(start_server: StartServer) -> None:
+async def test_each_item_is_delivered_once_by_any_kind_of_dequeue(start_server: StartServer) -> None:
     workers = [TopicApi(await start_server(worker_id=n, num_workers=2)) for n in (0, 1)]
     count = 300
     await workers[0].enqueue(*(item(n, NAMES[n % 6]) for n in range(count)))
@@ -120,7 +120,7 @@ async def test_each_item_is_given_once_however_it_is_asked_for(start_server: Sta
     assert sorted(got) == list(range(count))
 
 
-async def test_another_worker_wakes_those_who_wait(start_server: StartServer) -> None:
+async def test_another_worker_wakes_waiting_dequeues(start_server: StartServer) -> None:
     first, second = [TopicApi(await start_server(worker_id=n, num_workers=2)) for n in (0, 1)]
     waiting = asyncio.create_task(many(second, wait="true", timeout=60_000))
     await asyncio.sleep(0.05)

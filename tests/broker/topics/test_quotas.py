@@ -9,7 +9,7 @@ from tests.support.database import Connection
 from tests.support.topic_api import TopicApi, item
 
 
-async def test_a_namespace_over_its_quota_is_told_when_to_come_back(start_server: StartServer) -> None:
+async def test_a_namespace_over_its_quota_gets_a_retry_after(start_server: StartServer) -> None:
     topics = TopicApi(await start_server(namespace_quotas=(("ns", 10),)))
     await topics.enqueue(*(item(n) for n in range(8)))
     refused = await topics.call("POST", "/enqueue", [item(n) for n in range(3)])

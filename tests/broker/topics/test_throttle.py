@@ -39,7 +39,7 @@ def serve(
         clock.now += 0.011
 
 
-def test_nobody_holds_back_while_others_are_served_as_usual(tmp_path: Path, clock: Clock[float]) -> None:
+def test_no_tenant_is_throttled_while_others_are_served_as_usual(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     assert throttle.pause_of("noisy") == 0
     serve(throttle, clock, USUAL, windows=20)
@@ -138,7 +138,7 @@ def test_what_has_become_usual_is_no_reason_to_hold_back(tmp_path: Path, clock: 
     assert throttle.pause_of("noisy") == 0
 
 
-def test_what_is_slow_while_nobody_has_much_to_do_is_nobodys_fault(tmp_path: Path, clock: Clock[float]) -> None:
+def test_slowness_without_heavy_tenants_throttles_none(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     serve(throttle, clock, USUAL, windows=5, beside=False)
     serve(throttle, clock, SLOW, windows=20, beside=False)
@@ -170,7 +170,7 @@ def test_calm_that_was_long_ago_is_forgotten(tmp_path: Path, clock: Clock[float]
     assert throttle.pause_of("noisy") == 0
 
 
-def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clock: Clock[float]) -> None:
+def test_the_other_workers_know_of_heavy_tenants(tmp_path: Path, clock: Clock[float]) -> None:
     here, there = make(tmp_path, clock, 0), make(tmp_path, clock, 1)
     for seconds in [USUAL] * 50 + [SLOW] * 200:
         there.heavy_batch()
@@ -179,14 +179,14 @@ def test_the_other_workers_know_that_somebody_has_much_to_do(tmp_path: Path, clo
     assert there.pause_of("noisy") > 0
 
 
-def test_where_it_is_turned_off_nobody_holds_back(tmp_path: Path, clock: Clock[float]) -> None:
+def test_with_the_throttle_off_no_tenant_pauses(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock, longest=0)
     serve(throttle, clock, USUAL, windows=5)
     serve(throttle, clock, SLOW, windows=20)
     assert throttle.pause_of("noisy") == 0
 
 
-async def test_those_who_hold_back_take_turns(tmp_path: Path, clock: Clock[float]) -> None:
+async def test_throttled_tenants_take_turns(tmp_path: Path, clock: Clock[float]) -> None:
     throttle = make(tmp_path, clock)
     asked: list[str] = []
     assert throttle.enter(lambda: asked.append("never"))
@@ -220,7 +220,9 @@ async def test_one_worker_of_a_host_has_the_floor(tmp_path: Path, clock: Clock[f
     assert here.enter(lambda: None)
 
 
-async def test_nobody_waits_for_a_worker_that_has_died_or_stopped(tmp_path: Path, clock: Clock[float]) -> None:
+async def test_the_throttle_does_not_wait_for_a_worker_that_has_died_or_stopped(
+    tmp_path: Path, clock: Clock[float]
+) -> None:
     here, there, third = make(tmp_path, clock, 0), make(tmp_path, clock, 1), make(tmp_path, clock, 1)
     assert here.enter(lambda: None)
     assert not there.enter(lambda: None)

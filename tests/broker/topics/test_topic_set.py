@@ -7,7 +7,7 @@ from queen.broker.topics.multi_dequeue import TopicSet
 A, B = ("ns", "a"), ("ns", "b")
 
 
-def test_topic_that_was_found_empty_is_not_looked_at_until_it_is_fed() -> None:
+def test_a_topic_that_was_found_empty_is_not_searched_until_it_gets_items() -> None:
     topic_set = TopicSet("ns", frozenset())
     topic_set.items_due(A, 0.0, 1.0)
     assert topic_set.look(1.0) == {A}
@@ -17,7 +17,7 @@ def test_topic_that_was_found_empty_is_not_looked_at_until_it_is_fed() -> None:
     assert topic_set.look(3.0) == {A}
 
 
-def test_what_is_told_while_somebody_looks_is_not_forgotten() -> None:
+def test_notifications_during_a_search_are_not_forgotten() -> None:
     topic_set = TopicSet("ns", frozenset())
     topic_set.items_due(A, 0.0, 1.0)
     topic_set.items_due(B, 0.0, 1.0)

@@ -96,7 +96,7 @@ async def test_an_item_that_becomes_due_during_the_search_for_the_next_one_is_no
     assert values(got) == ["soon"]
 
 
-async def test_a_delayed_item_is_never_early_and_wakes_who_waits(topics: TopicApi) -> None:
+async def test_a_delayed_item_is_never_early_and_wakes_waiting_dequeues(topics: TopicApi) -> None:
     due = datetime.now(UTC) + timedelta(seconds=3)
     await topics.enqueue(item("at", deliver_after=due.isoformat()), item("in", delay=1), item("never", delay=9999))
     (first,) = await topics.dequeue(limit=1, wait=True, timeout=60_000)
@@ -180,7 +180,7 @@ async def test_an_extended_lease_lasts(topics: TopicApi) -> None:
     assert not late["success"]
 
 
-async def test_a_late_ack_counts_until_somebody_else_has_the_item(topics: TopicApi) -> None:
+async def test_a_late_ack_counts_until_the_item_is_leased_again(topics: TopicApi) -> None:
     await topics.enqueue(item("x"), item("y"))
     x, y = await topics.dequeue(lease=0.1)
     await topics.until_ready(2)

@@ -61,7 +61,7 @@ async def test_an_item_that_is_not_leased_undoes_everything(topics: TopicApi) ->
     assert values(await topics.dequeue(topic="other")) == ["again"], new
 
 
-async def test_a_transaction_wakes_who_waits_for_the_topic(topics: TopicApi) -> None:
+async def test_a_transaction_wakes_waiting_dequeues_of_the_topic(topics: TopicApi) -> None:
     waiting = asyncio.create_task(topics.dequeue(wait=True, timeout=60_000))
     await asyncio.sleep(0.1)
     async with asyncio.timeout(100):
@@ -78,7 +78,7 @@ async def test_transactions_count_against_quotas(start_server: StartServer) -> N
 
 
 async def test_enqueues_beside_transactions_and_moving_heads_lose_nothing(topics: TopicApi) -> None:
-    """Whoever makes items ready and whoever moves heads forward do not miss each other."""
+    """Transactions that make items ready and those that advance heads do not miss each other."""
     given: list[Any] = []
     producing = True
 

@@ -89,7 +89,7 @@ async def test_a_quota_that_is_set_while_the_other_reads_them_holds_there(
     assert (await there.call("POST", "/enqueue", [item(1), item(2)])).status == 400
 
 
-async def test_a_dequeue_that_is_about_to_wait_hears_that_all_are_to_look_again(
+async def test_a_dequeue_that_is_about_to_wait_is_woken_by_wake_all(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = pair
@@ -106,7 +106,7 @@ async def test_a_dequeue_that_is_about_to_wait_hears_that_all_are_to_look_again(
         assert values(await waiting) == [1]
 
 
-async def test_a_dequeue_of_several_topics_that_is_searched_for_hears_that_all_are_to_look_again(
+async def test_a_dequeue_of_several_topics_in_a_search_is_woken_by_wake_all(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = pair
@@ -129,7 +129,7 @@ async def test_a_dequeue_of_several_topics_that_is_searched_for_hears_that_all_a
 
 
 def be_silent(topics: TopicApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on it notifies nobody of what it does."""
+    """From now on it sends no notifications."""
     monkeypatch.setattr(broker_of(topics.api).notifications.bus, "send", lambda datagram: None)
 
 

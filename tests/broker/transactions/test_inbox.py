@@ -18,7 +18,7 @@ import pytest
 from queen.embedded import EmbeddedPostgres
 from queen.storage.migrate import migrate
 from tests.conftest import StartServer
-from tests.support.ageing import until
+from tests.support.ageing import is_inbox_empty, until
 from tests.support.api import Api, payloads
 from tests.support.database import Connection, dead_letters, make_queue, stored_ids, stored_messages
 from tests.support.topic_api import TopicApi, values
@@ -52,11 +52,7 @@ async def push(connection: Connection, payload: Any, partition: str = "Default",
 
 async def drained(connection: Connection) -> None:
     """Until the inbox is empty."""
-    await until(lambda: _is_empty(connection))
-
-
-async def _is_empty(connection: Connection) -> bool:
-    return not await connection.fetchval("SELECT EXISTS (SELECT FROM queen.inbox)")
+    await until(lambda: is_inbox_empty(connection))
 
 
 async def stored_payloads(connection: Connection, queue: str = "q", partition: str = "Default") -> list[Any]:
@@ -115,7 +111,7 @@ async def test_what_is_rolled_back_is_never_seen(api: Api, connection: Connectio
     assert await stored_payloads(connection) == [1, 2, 3, 4]
 
 
-async def test_a_long_transaction_keeps_nobody_waiting_and_comes_when_it_commits(
+async def test_a_long_transaction_delays_no_others_and_is_appended_when_it_commits(
     api: Api, connection: Connection, connect: Connect
 ) -> None:
     other = await connect()
@@ -342,7 +338,7 @@ async def test_bad_input_is_an_error_with_a_hint_and_leaves_nothing(connection: 
             await connection.execute(f"SELECT {call}")
         assert (error.value.sqlstate, error.value.hint is not None) == (state, True), call
         assert text in str(error.value), call
-    assert await _is_empty(connection)
+    assert await is_inbox_empty(connection)
 
 
 async def test_the_limit_of_a_call_counts_the_text_that_is_stored(connection: Connection) -> None:
@@ -371,11 +367,11 @@ async def test_the_limit_of_a_call_counts_the_text_that_is_stored(connection: Co
         with pytest.raises(asyncpg.ProgramLimitExceededError, match="too large to be pushed at once") as error:
             await connection.execute(f"SELECT {call} FROM large")
         assert error.value.hint, call
-    assert await _is_empty(connection)
+    assert await is_inbox_empty(connection)
 
 
 async def test_sql_takes_no_name_that_the_server_refuses(connection: Connection) -> None:
-    """It would be refused after the commit, when nobody can be told."""
+    """It would be refused after the commit, when the caller can get no error."""
     taken = await connection.fetch(
         "SELECT i FROM generate_series(1, 1114111) i WHERE i NOT BETWEEN 55296 AND 57343 AND queen.is_printable(chr(i))"
     )
@@ -509,7 +505,7 @@ async def test_while_push_maintenance_is_on_pushes_wait_in_the_inbox(api: Api, c
     await push(connection, 2)
     await api.push("q", "spooled")
     await asyncio.sleep(0.1)
-    assert not await _is_empty(connection)
+    assert not await is_inbox_empty(connection)
     await api.call("POST", "/api/v1/system/maintenance", {"enabled": False})
     await until(lambda: _count(connection, 3))
     assert sorted(await stored_payloads(connection), key=str) == [1, 2, "spooled"]
@@ -563,13 +559,13 @@ async def test_a_queue_that_was_deleted_is_made_again(api: Api, connection: Conn
     assert tuple(row) == ("billing", "ingest")
 
 
-async def test_a_server_that_is_told_not_to_leaves_the_inbox_alone(
+async def test_a_server_with_sql_push_off_leaves_the_inbox_alone(
     start_server: StartServer, connection: Connection
 ) -> None:
     await push(connection, 1)
     api = await start_server(queen_sql_push=False)
     await api.push("other", 1)
-    assert not await _is_empty(connection)
+    assert not await is_inbox_empty(connection)
     assert "queen_inbox_rows 1.0" in (await api.call("GET", "/metrics/prometheus")).body
 
 
@@ -647,7 +643,7 @@ async def test_the_role_of_producers_may_push_and_nothing_else(api: Api, connect
     ]  # fmt: skip
 
 
-async def test_nobody_else_may_push(dsn: str, connection: Connection) -> None:
+async def test_other_roles_may_not_push(dsn: str, connection: Connection) -> None:
     await connection.execute("DROP ROLE IF EXISTS queen_stranger")
     await connection.execute("CREATE ROLE queen_stranger")
     try:

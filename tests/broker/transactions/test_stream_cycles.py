@@ -155,7 +155,7 @@ async def test_a_cycle_writes_state_pushes_and_acks_together(api: Api, connectio
     ]
 
 
-async def test_a_cycle_wakes_those_who_wait_for_its_sink_and_its_source(start_server: StartServer) -> None:
+async def test_a_cycle_wakes_waiting_pops_of_its_sink_and_its_source(start_server: StartServer) -> None:
     one = await start_server(0, num_workers=2)
     other = await start_server(1, num_workers=2)
     query = await query_id(one)

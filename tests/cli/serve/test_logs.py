@@ -59,7 +59,7 @@ async def test_every_line_is_an_object_also_when_things_go_wrong() -> None:
     assert (last["level"], "LookupError: last words" in last["exception"]) == ("critical", True)
 
 
-async def test_lines_for_people_say_who_and_how_bad() -> None:
+async def test_text_lines_have_the_process_and_the_level() -> None:
     async with started(sys.executable, "-c", TROUBLED, "text") as process:
         assert await process.ended() == 1
     # What a client sends cannot pretend to be another line, or command a terminal.

@@ -142,7 +142,7 @@ async def test_handler_whose_lease_runs_out_gets_its_message_again(queen: Queen)
     assert await left(queen, "q") == []
 
 
-async def test_lease_is_renewed_without_being_told_how_often(queen: Queen) -> None:
+async def test_lease_is_renewed_without_an_interval(queen: Queen) -> None:
     await queen.queue("q").config({"leaseTime": 1}).create()
     await push_numbers(queen, "q", 1)
     others: list[Message] = []

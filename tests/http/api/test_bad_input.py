@@ -1,4 +1,4 @@
-"""Whatever a client sends: it is told what is wrong and where, nothing is stored, and nobody else notices.
+"""Bad input: the error says what is wrong and where, nothing is stored, and other clients are not affected.
 
 `_SURFACES` has an entry for every route, so a new route is not served before its bad input was thought of.
 """

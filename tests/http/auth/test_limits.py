@@ -35,7 +35,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def connect(api: Api, receive_bytes: int = 0) -> Streams:
-    """A connection; `receive_bytes` is what the kernel keeps of what nobody reads."""
+    """A connection; `receive_bytes` is the size of the kernel's receive buffer."""
     place = urlsplit(api.url)
     if not receive_bytes:
         return await asyncio.open_connection(place.hostname, place.port)
@@ -212,7 +212,7 @@ async def test_a_body_may_come_in_chunks_but_not_in_crumbs(api: Api) -> None:
     assert api.worker.http.budget.incoming == 0
 
 
-async def test_answers_that_nobody_reads_have_a_budget(start_server: StartServer) -> None:
+async def test_unread_answers_have_a_budget(start_server: StartServer) -> None:
     api = await start_server(queen_memory_mb=256)
     assert api.worker is not None
     server = api.worker.http
@@ -368,7 +368,7 @@ async def test_websockets_count_for_the_limit_of_an_address(start_server: StartS
     assert statuses == [101, 101, 101, 429, 429]
 
 
-async def test_packets_of_hosts_that_nobody_named_are_refused(api: Api) -> None:
+async def test_packets_of_unknown_hosts_are_refused(api: Api) -> None:
     for boot in range(20):
         packet = PacketWriter(boot, PacketSigner(())).heartbeat(Heartbeat(f"host {boot}", "here"))
         answer = await api.call("POST", "/internal/api/events", data=packet)
@@ -377,7 +377,7 @@ async def test_packets_of_hosts_that_nobody_named_are_refused(api: Api) -> None:
     assert api.worker.broker.peers.stats().servers_tracked == 0
 
 
-async def test_nobody_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
+async def test_no_request_waits_longer_than_the_server_allows(start_server: StartServer) -> None:
     api = await start_server(max_wait_ms=50)
     forever = 3_600_000_000
     async with asyncio.timeout(100):
@@ -539,7 +539,7 @@ async def test_bytes_are_counted_as_they_are_sent_and_not_as_they_are_stored(sta
     assert 1 <= len(messages) <= 3
 
 
-async def test_pops_are_refused_before_they_lease_while_nobody_reads(
+async def test_pops_are_refused_before_they_lease_while_answers_are_unread(
     start_server: StartServer, connection: Connection
 ) -> None:
     api = await start_server()

@@ -174,7 +174,7 @@ async def test_only_these_routes_are_public(guarded: Api) -> None:
     assert {_key(route) for route in routes_of(guarded) if route.access is Access.PUBLIC} == PUBLIC
 
 
-async def test_every_route_refuses_who_has_no_good_token(
+async def test_every_route_refuses_requests_without_a_valid_token(
     guarded: Api, connection: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     (tenant,) = await settled(guarded, "theirs")
@@ -330,7 +330,7 @@ def mixtures(own: Asked, foreign: Asked) -> Iterator[tuple[Asked, str]]:
                 yield replace(own, body=own.body | {name: other}), name
 
 
-async def test_every_kind_of_operation_of_a_transaction_is_looked_at(guarded: Api) -> None:
+async def test_every_kind_of_operation_of_a_transaction_is_checked(guarded: Api) -> None:
     theirs, mine = await settled(guarded, "theirs", "mine")
     routes = {_key(route): route for route in routes_of(guarded)}
 

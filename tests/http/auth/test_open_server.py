@@ -1,4 +1,4 @@
-"""A server that asks nobody who they are is for this machine, or says that it is open."""
+"""A server without authentication listens on this machine only, or warns that it is open."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ async def guarded(start_server: StartServer) -> Api:
     return await start_server(jwt_enabled=True, jwt_secret=SECRET, jwt_audience="queen")
 
 
-async def test_a_route_that_nobody_described_is_closed_to_limited_tokens(guarded: Api) -> None:
+async def test_a_route_without_declared_names_is_closed_to_limited_tokens(guarded: Api) -> None:
     for path in (
         "/api/v1/status",
         "/api/v1/resources/overview",
@@ -210,7 +210,7 @@ async def test_paths_can_be_exempted(start_server: StartServer) -> None:
     assert (await api.call("POST", "/api/v1/push", {"items": []})).status == 401
 
 
-async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
+async def test_the_producer_is_stamped_by_the_server(guarded: Api) -> None:
     caller = guarded.bearing(issue("admin", aud="queen", sub="alice"))
     claim = {"queue": "q", "payload": 1, "transactionId": "one", "producerSub": "mallory"}
     assert (await caller.call("POST", "/api/v1/push", {"items": [claim]})).status == 201
@@ -237,7 +237,7 @@ async def test_who_pushed_is_stamped_by_the_server(guarded: Api) -> None:
         await each.close()
 
 
-async def test_who_scheduled_a_timer_is_who_its_message_is_from(guarded: Api) -> None:
+async def test_the_producer_of_a_timers_message_is_its_scheduler(guarded: Api) -> None:
     alice, bob = (guarded.bearing(issue("admin", aud="queen", sub=name)) for name in ("alice", "bob"))
 
     def schedule(key: str) -> dict[str, Any]:
@@ -272,7 +272,7 @@ async def test_who_scheduled_a_timer_is_who_its_message_is_from(guarded: Api) ->
         await each_caller.close()
 
 
-async def test_who_pushed_is_shown_on_every_read(guarded: Api) -> None:
+async def test_the_producer_is_shown_on_every_read(guarded: Api) -> None:
     alice, bob = (guarded.bearing(issue("admin", aud="queen", sub=name)) for name in ("alice", "bob"))
     # Through the spool: while pushes are held back, they lie on disk.
     await alice.call("POST", "/api/v1/system/maintenance", {"enabled": True})
@@ -317,7 +317,7 @@ async def test_only_an_administrator_pushes_in_the_name_of_others(guarded: Api) 
         await caller.close()
 
 
-async def test_without_authentication_nobody_is_stamped(api: Api) -> None:
+async def test_without_authentication_no_producer_is_stamped(api: Api) -> None:
     api.headers = {"Authorization": f"Bearer {issue(sub='alice')}"}
     await api.push("q", 1)
     await api.call("POST", "/api/v1/push", {"items": [{"queue": "q", "payload": 2}]}, producerSub="mallory")

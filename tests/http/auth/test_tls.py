@@ -129,7 +129,7 @@ async def test_clients_that_begin_no_handshake_are_few_at_a_time(
         writer.close()
 
 
-async def test_answers_that_nobody_reads_have_a_budget_over_tls_too(start_server: StartServer, tmp_path: Path) -> None:
+async def test_unread_answers_have_a_budget_over_tls_too(start_server: StartServer, tmp_path: Path) -> None:
     pair = write_pair(tmp_path)
     api = await start_server(queen_memory_mb=256, **pair)
     assert api.worker is not None
@@ -325,7 +325,7 @@ def test_a_server_without_usable_files_does_not_start(settings: dict[str, Any], 
         ),
     ],
 )
-def test_client_certificates_that_would_not_be_asked_for_refuse_the_start(
+def test_client_certificate_settings_without_effect_refuse_the_start(
     tmp_path: Path, settings: dict[str, Any], text: str
 ) -> None:
     pair = write_pair(tmp_path)

@@ -1,4 +1,4 @@
-"""What the token of whoever opens a WebSocket admits, frame by frame."""
+"""What the token of a WebSocket permits, frame by frame."""
 
 from __future__ import annotations
 

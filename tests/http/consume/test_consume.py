@@ -261,7 +261,7 @@ async def test_a_renewed_lease_lasts_longer(hasty: Api) -> None:
         assert (refused["type"], refused["status"], refused["error"]) == ("error", 404, "Lease not found")
 
 
-async def test_a_lease_that_runs_out_is_told_and_the_message_comes_again(hasty: Api) -> None:
+async def test_an_expired_lease_is_reported_and_the_message_redelivered(hasty: Api) -> None:
     async with consuming(hasty) as consumer:
         await consumer.subscribe("q", credit=2)
         first = await consumer.batch()
@@ -272,7 +272,7 @@ async def test_a_lease_that_runs_out_is_told_and_the_message_comes_again(hasty: 
         assert (await consumer.ack(frames["batch"]["messages"]))[0]["success"]
 
 
-async def test_a_consumer_whose_sweep_fails_keeps_no_other_from_being_told(
+async def test_a_consumer_whose_sweep_fails_does_not_affect_the_others(
     hasty: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(now: float) -> None:
@@ -289,7 +289,7 @@ async def test_a_consumer_whose_sweep_fails_keeps_no_other_from_being_told(
     assert "sweep of a WebSocket consumer failed" in caplog.text
 
 
-async def test_nothing_is_told_of_a_lease_that_was_acked_without_naming_it(hasty: Api) -> None:
+async def test_no_expiry_is_reported_for_a_lease_acked_without_its_id(hasty: Api) -> None:
     async with consuming(hasty) as consumer:
         await consumer.subscribe("q")
         (message,) = await consumer.batch()

@@ -747,7 +747,7 @@ async def test_the_fallback_serves_unknown_paths() -> None:
 
 @pytest.mark.parametrize("abruptly", [False, True])
 @on_uvloop
-async def test_a_parked_request_is_told_when_its_client_goes_away(abruptly: bool) -> None:
+async def test_a_parked_request_is_notified_when_its_client_disconnects(abruptly: bool) -> None:
     async with connected() as (site, client):
         await client.send(get("/parked/a"))
         request, future = await site.parked.get()
@@ -769,7 +769,7 @@ async def test_a_parked_request_is_told_when_its_client_goes_away(abruptly: bool
 
 
 @on_uvloop
-async def test_a_request_that_was_answered_hears_of_no_disconnect() -> None:
+async def test_an_answered_request_is_not_notified_of_a_disconnect() -> None:
     async with connected() as (site, client):
         await client.send(get("/parked/a"))
         request, future = await site.parked.get()

@@ -46,7 +46,7 @@ def no_error_is_logged(caplog: pytest.LogCaptureFixture) -> object:
 # Who may connect.
 
 
-async def test_a_plain_request_is_told_to_upgrade(api: Api) -> None:
+async def test_a_plain_request_is_answered_426(api: Api) -> None:
     status, body = await exchange(api.url, "GET", PATH)
     assert status == 426
     assert msgspec.json.decode(body) == {"error": "This route takes WebSocket connections only"}
@@ -188,7 +188,7 @@ _NO_REQUESTS = [
 ]
 
 
-async def test_what_is_no_request_is_told_and_the_connection_goes_on(api: Api) -> None:
+async def test_an_invalid_request_is_reported_and_the_connection_stays_open(api: Api) -> None:
     async with raw_socket(api.url) as socket:
         for text, said in _NO_REQUESTS:
             socket.send(text)
@@ -273,7 +273,7 @@ async def test_a_request_may_come_in_pieces(api: Api) -> None:
         assert await socket.next_json() == {"type": "pong", "id": "Grüße"}
 
 
-async def test_requests_right_behind_the_handshake_are_heard(api: Api) -> None:
+async def test_requests_right_behind_the_handshake_are_served(api: Api) -> None:
     many = b"".join(frame(b'{"type":"ping","id":%d}' % number) for number in range(2000))
     async with raw_socket(api.url, first=many) as socket:
         for number in range(2000):
@@ -337,7 +337,7 @@ async def test_a_client_that_does_not_read_holds_up_itself_alone(start_server: S
         assert payloads((await slow.next_json())["messages"]) == ["next"]
 
 
-async def test_a_client_that_asks_without_reading_the_answers_is_not_heard_any_more(
+async def test_a_client_that_reads_no_answers_is_not_read_from(
     start_server: StartServer,
 ) -> None:
     api = await start_server(websocket_buffer_bytes=65536, websocket_ping_ms=200, websocket_pong_ms=600)
@@ -375,7 +375,7 @@ async def test_a_connection_that_has_gone_dead_is_found_out_by_pings(start_serve
         assert time.monotonic() - began > 0.3
 
 
-async def test_random_frames_harm_nobody(api: Api) -> None:
+async def test_random_frames_do_no_harm(api: Api) -> None:
     source = random.Random(20260101)
     requests = [
         SUBSCRIBE,
@@ -429,7 +429,7 @@ async def _drain(socket: RawSocket, seconds: float) -> None:
 
 @asynccontextmanager
 async def _stalling(url: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A way to a server that can go dead without either side being told."""
+    """A connection to a server that can stall without either side being closed."""
     place = urlsplit(url)
     flowing = asyncio.Event()
     flowing.set()

@@ -40,7 +40,7 @@ def sqs_dsn(postgres: EmbeddedPostgres) -> str:
 
 @pytest.fixture(scope="session")
 def sqs_server(sqs_dsn: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """`queen serve` with two workers that ask nobody who they are."""
+    """`queen serve` with two workers and without authentication."""
     settings = {"QUEEN_SQS": "true", "QUEEN_SQS_IN_FLIGHT": str(MOST_IN_FLIGHT)}
     with served(tmp_path_factory.mktemp("sqs"), DATABASE_URLS=sqs_dsn, **settings) as server:
         yield server

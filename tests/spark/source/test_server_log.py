@@ -110,7 +110,7 @@ async def test_what_the_server_says_reaches_the_reader(start_server: StartServer
     await asyncio.to_thread(ask)
 
 
-def test_an_answer_that_is_cut_is_asked_for_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_truncated_answer_is_requested_again(caplog: pytest.LogCaptureFixture) -> None:
     whole = b'{"partitions":[]}'
     with socket.create_server(("127.0.0.1", 0)) as listening:
 

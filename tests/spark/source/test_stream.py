@@ -484,7 +484,7 @@ async def test_what_is_available_now_ends_where_it_was_when_the_query_began(api:
     assert reader.latestOffset(end, ReadAllAvailable()) == end
 
 
-async def test_a_partition_that_was_made_anew_is_read_from_its_beginning(
+async def test_a_partition_that_was_created_again_is_read_from_its_beginning(
     api: Api, dsn: str, connection: Connection
 ) -> None:
     await api.push("orders", 0, 1)

@@ -25,7 +25,7 @@ from queen.wire.segment import transaction_hash
 
 T = TypeVar("T")
 
-# How many items of a request are looked at before others have their turn.
+# How many items of a request are processed before the event loop runs other requests.
 _ITEMS_AT_A_TIME = 2000
 
 _encode = msgspec.json.encode
@@ -114,7 +114,7 @@ class Acker:
         return waiting
 
     def _count(self, pending: list[_Pending], partitions: dict[int, Partition]) -> None:
-        """Let the meter know what became of the items of a request, by queue."""
+        """Count the outcomes of the items of a request in the meter, by queue."""
         by_queue: dict[str | None, list[_Pending]] = {}
         for one in pending:
             partition = partitions.get(one.partition_id)
@@ -182,7 +182,7 @@ class Acker:
     async def _apply_completed(
         self, by_cursor: dict[CursorKey, list[_Pending]], partitions: dict[int, Partition]
     ) -> dict[CursorKey, list[_Pending]]:
-        """Cursors whose acks all say `completed` under one lease; returns those that need more care."""
+        """Apply cursors whose acks are all `completed` under one lease; returns the others."""
         slow: dict[CursorKey, list[_Pending]] = {}
         whole: list[tuple[CursorKey, list[_Pending]]] = []
         for key, several in by_cursor.items():

@@ -1,4 +1,4 @@
-"""The dead letter queue: messages that were given up on: listed, redriven, or deleted."""
+"""The dead letter queue: listing, redriving and deleting messages that could not be processed."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class DeadLetters:
         return Retried(True, queue.name, retried, removed, left["total"])
 
     async def report(self, wanted: DeadLetterFilter, limit: int) -> DeadLetterReport:
-        """What the newest dead letters that pass a filter died of."""
+        """The most frequent errors of the newest dead letters that match a filter."""
         arguments = await self._arguments(wanted)
         rows = (
             []
@@ -146,7 +146,7 @@ class DeadLetters:
         return Purged(True, wanted.queue or "", deleted)
 
     async def _arguments(self, wanted: DeadLetterFilter) -> FilterArguments | None:
-        """The filter as statements take it; None when it names what does not exist, so that nothing passes."""
+        """The filter as parameters of statements; None when it names something that does not exist: nothing matches."""
         if not all(can_be_stored(name) for name in (wanted.group, wanted.partition) if name):
             return None
         queue = await self._queue(wanted)
@@ -193,7 +193,7 @@ class DeadLetters:
 
 
 def _portion(rows: Sequence[Record]) -> list[Place]:
-    """As many of the first dead letters as go in one transaction: of one producer, and not too big together."""
+    """The first dead letters that fit in one transaction: of one producer, and up to a size."""
     places: dict[Place, None] = {}
     nbytes = 0
     for row in rows:

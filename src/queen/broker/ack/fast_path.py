@@ -69,7 +69,7 @@ async def complete_leases(fetcher: Fetcher, acks: Sequence[tuple[CursorKey, str,
 
 
 class AckFastPath:
-    """Serves the common requests without looking at every item more than it must."""
+    """Serves the common requests, with as little work per item as possible."""
 
     def __init__(self, catalog: Catalog, leases: LeaseBook, on_freed: OnFreed, meter: Meter) -> None:
         self._catalog = catalog
@@ -78,7 +78,7 @@ class AckFastPath:
         self._meter = meter
 
     async def serve(self, fetcher: Fetcher, batch: Sequence[AckRequest]) -> list[AckRequest]:
-        """Apply and answer what it can; returns the requests that need a closer look."""
+        """Apply and answer the requests it can; returns the others."""
         found, rest = self._sort(batch)
         if not found:
             return rest

@@ -1,4 +1,4 @@
-"""Leases this worker gave out: which offset each transaction id of a delivery has."""
+"""The leases that this worker granted: which offset each transaction id of a delivery has."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Renewed(NamedTuple):
 
 
 class Renewer:
-    """Makes leases last longer, each with all the partitions it holds."""
+    """Renews leases, each with all the partitions it holds."""
 
     def __init__(self, database: Database) -> None:
         self._link: Link = database.link()
@@ -160,7 +160,7 @@ class Renewer:
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease and every partition it was given out for."""
+    """A lease and every partition it covers."""
 
     lease_id: str
     partition_ids: tuple[int, ...]
@@ -173,7 +173,7 @@ class _Release:
 
 
 class Releaser:
-    """Ends leases early. What they hold goes to the next consumer as it would have when they ran out, only sooner."""
+    """Ends leases early: what they hold is delivered again at once, as if they had expired."""
 
     def __init__(self, database: Database, leases: LeaseBook, on_freed: OnFreed) -> None:
         self._link: Link = database.link()

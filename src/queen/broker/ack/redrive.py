@@ -47,9 +47,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What a message became."""
+    """The copy that was stored of a message."""
 
-    transaction_id: str
     new_transaction_id: str
     new_message_id: str
 
@@ -121,7 +120,7 @@ class Redriver:
         return await self._carry_out(queue, partition_ids, work)
 
     async def _carry_out(self, queue: Queue, partition_ids: list[int], work: _Work) -> tuple[list[Redriven], int]:
-        """Do the work in a transaction; again after a deadlock, and with new ids if the old ones exist already."""
+        """Run the transaction; retry after a deadlock, and with new ids if the old ones exist already."""
         for attempt in range(1, _ATTEMPTS + 1):
             known = await self._catalog.queue(queue.name)
             partitions = await self._catalog.partitions_by_id(partition_ids)
@@ -178,8 +177,8 @@ class Redriver:
             items.append(PushItem(queue.name, copy.partition.name, payload, name, copy.trace_id or ""))
         stored = await self._pusher.store_in(transaction, items, producer)
         messages = [
-            Redriven(copy.transaction_id, item.transaction_id, message_id)
-            for copy, item, (message_id, _) in zip(copies, items, stored.messages, strict=True)
+            Redriven(item.transaction_id, message_id)
+            for item, (message_id, _) in zip(items, stored.messages, strict=True)
         ]
         return _Sent(messages, 0, stored)
 

@@ -1,4 +1,4 @@
-"""What acknowledgments do to a cursor. Pure: the same rules for acks, batches and transactions.
+"""The effect of acknowledgments on a cursor. Pure: the same rules for acks, batches and transactions.
 
 `committed` is the first offset not consumed. Acking an offset as completed consumes everything up to it. A failure
 that may be retried ends the lease and leaves the failed message as the next one to be delivered; how often that may

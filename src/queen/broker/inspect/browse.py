@@ -1,4 +1,4 @@
-"""What has become of a message, read off the cursors of its partition."""
+"""The status of a message, computed from the cursors of its partition."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ class _Merge:
 
 _LISTED_BY_DEFAULT = timedelta(hours=1)
 _LOOKED_AT: Final = (1000, 20_000, None)
-"""How many partitions are looked at where not all that match are to be counted: more as long as a page is not full."""
+"""How many partitions are examined where not all that match are counted: more as long as a page is not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class MessageBrowser:
             )
             first = rows[0]
             counted = most is None or first["looked_at"] < most
-            # Each partition that was looked at has a message that is newer than any of the others.
+            # Each partition that was examined has a message that is newer than any of the others.
             newer = [row for row in rows if row["id"] is not None and row["newest_at"] >= first["least_at"]]
             if counted or len(newer) >= limit + offset:
                 break

@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from typing import Final
 
 from queen.broker.ack.redrive import Copy, Redriver
 from queen.broker.change_log import log_partition_change
 from queen.broker.events import Event
 from queen.broker.inspect.search import MessageSearch, SearchFilter
+from queen.chunks import chunks
 from queen.errors import Conflict, NotFound, QueenError
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import Place, StoredMessage, StoredMessages, UnreadableSegment, locate, read_segment
@@ -110,7 +111,7 @@ class BulkMessages:
         chosen = await self._choose(selection)
         outcome = _Outcome(chosen)
         for partition_id, places in _by_partition(chosen.places):
-            for some in _portions(places):
+            for some in chunks(places, _AT_ONCE):
                 try:
                     outcome.done += await self._delete(chosen.partitions[partition_id], chosen.queue, some)
                 except Conflict as error:
@@ -123,9 +124,9 @@ class BulkMessages:
         chosen = await self._choose(selection)
         outcome = _Outcome(chosen)
         places = sorted(chosen.places)
-        for some in _portions([place for place in places if place in chosen.dead]):
+        for some in chunks([place for place in places if place in chosen.dead], _AT_ONCE):
             await self._retry_dead(chosen, some, outcome)
-        for some in _portions([place for place in places if place not in chosen.dead]):
+        for some in chunks([place for place in places if place not in chosen.dead], _AT_ONCE):
             await self._retry_stored(chosen, some, outcome)
         outcome.gone = len(chosen.places) - outcome.done - outcome.failed
         return outcome.answer()
@@ -135,7 +136,7 @@ class BulkMessages:
         chosen = await self._choose(selection)
         outcome = _Outcome(chosen)
         group_id = await self._catalog.group(group)
-        for some in _portions(sorted(chosen.places)):
+        for some in chunks(sorted(chosen.places), _AT_ONCE):
             stored = await StoredMessages(self._database, self._envelope).read(some, payloads=True)
             readable = self._readable(stored, outcome)
             await self._insert(chosen, readable, group_id, error)
@@ -295,9 +296,3 @@ def _copy(partition: Partition, message: StoredMessage) -> Copy:
 def _by_partition(places: Iterable[Place]) -> Iterator[tuple[int, list[Place]]]:
     for partition_id, some in groupby(sorted(set(places)), key=lambda place: place[0]):
         yield partition_id, list(some)
-
-
-def _portions(places: Sequence[Place]) -> Iterator[list[Place]]:
-    rest = iter(places)
-    while some := list(islice(rest, _AT_ONCE)):
-        yield some

@@ -1,4 +1,4 @@
-"""What there is and what it holds: queues, partitions, namespaces, tasks. Read live, exact at the moment of asking.
+"""Listing queues, partitions, namespaces and tasks with their counters: read live, and exact.
 
 Numbers of a partition: `total` messages are stored; `pending` are those that a group has not consumed, or all when no
 group has begun; `processing` are leased just now; `completed` are consumed and not dead. Of several groups the largest

@@ -30,7 +30,7 @@ _MOST_MESSAGES: Final = 20_000
 _MOST_BYTES: Final = 32 << 20
 _MOST_PARTITIONS: Final = 1000
 _MOST_SECONDS: Final = 2.0
-"""A search stops when it has looked at this much, or for this long, whatever it has found."""
+"""A search stops after examining this much, or after this time, whatever it has found."""
 _PARTITIONS_AT_ONCE: Final = 200
 _SEGMENTS_AT_ONCE: Final = 64
 _BYTES_AT_ONCE: Final = 4 << 20
@@ -66,7 +66,7 @@ class Found:
 
 @dataclass(slots=True)
 class Searched:
-    """What a search has found, how many messages it looked at, and where it goes on; None: there is no more."""
+    """The matches of a search, how many messages it examined, and where to continue; None: it is complete."""
 
     queue: Queue
     found: list[Found]
@@ -129,7 +129,7 @@ class _Scan:
         self._deadline = asyncio.get_running_loop().time() + _MOST_SECONDS
 
     async def run(self, start: _Cursor | None) -> Searched:
-        """Search until enough was found or looked at."""
+        """Search until enough messages are found or examined."""
         async for row, readers, low, high in self._spans(start):
             below = await self._search_partition(row, readers, low, high)
             if below is not None:
@@ -152,7 +152,7 @@ class _Scan:
         )
 
     async def _spans(self, start: _Cursor | None) -> AsyncIterator[tuple[Record, Readers, int, int]]:
-        """The partitions from where the search begins, each with the offsets that are to be looked at."""
+        """The partitions from where the search begins, each with the offsets to examine."""
         wanted = self._wanted
         after, inclusive = (start.partition, start.below is not None) if start is not None else ("", True)
         while True:
@@ -281,7 +281,7 @@ def _parse(cursor: str | None) -> _Cursor | None:
     try:
         return msgspec.json.decode(cursor, type=_Cursor)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise BadRequest("cursor must be the one that the search before has answered with") from error
+        raise BadRequest("cursor must be that of the previous answer to this search") from error
 
 
 def _encode(cursor: _Cursor) -> str:

@@ -27,9 +27,9 @@ from queen.wire.times import iso_millis
 _MOST_KEPT: Final = 20
 """Seeks of a group on a queue whose positions are kept."""
 _SAMPLED: Final = 2000
-"""Partitions that an estimate looks at."""
+"""Partitions that an estimate samples."""
 _COUNT_KEPT_SECONDS: Final = 5.0
-"""How long an exact count is kept for the client that got the estimate."""
+"""How long an exact count is cached after an estimate was answered."""
 
 BEGINNING: Final = 0
 END: Final = (1 << 63) - 1
@@ -337,5 +337,5 @@ def _read_cursor(cursor: str) -> tuple[int | None, int]:
         return None, 0
     seek, _, after = cursor.partition(":")
     if not (seek.isascii() and seek.isdigit() and after.isascii() and after.isdigit() and len(cursor) <= 38):
-        raise BadRequest("cursor must be the one that the part of the seek before this one has answered")
+        raise BadRequest("cursor must be that of the previous answer to this seek")
     return int(seek), int(after)

@@ -1,4 +1,4 @@
-"""Cleaning up: what deleted queues left behind, partitions that are no longer used, and old records."""
+"""Cleanup: remains of deleted queues, unused partitions, and old records."""
 
 from __future__ import annotations
 

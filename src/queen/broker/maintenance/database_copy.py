@@ -74,7 +74,7 @@ class Target:
 
     @staticmethod
     def of(host: str, port: str | int, database: str, user: str, password: str, ssl: bool) -> Target:
-        """A target whose parts mean nothing but themselves to PostgreSQL's programs. Raises `BadRequest`."""
+        """A target whose parts PostgreSQL's programs cannot take for options. Raises `BadRequest`."""
         number = int(port) if str(port).isascii() and str(port).isdecimal() and len(str(port)) < 6 else 0
         if not 1 <= number <= 65535:
             raise BadRequest("port must be a number from 1 to 65535")
@@ -136,7 +136,7 @@ class Target:
 
 
 class TargetFailed(QueenError):
-    """The target cannot be reached, or refused what it was asked."""
+    """The target cannot be reached, or refused a statement."""
 
 
 class CopyFailed(QueenError):
@@ -342,7 +342,7 @@ class _Copy:
             await there.execute(statements["restore_drop"])
         await self._pipe(snapshot)
         async with self._target.connect() as there:
-            # The state of this copy came along: there it is none.
+            # The state of this copy was copied, too: in the target it means nothing.
             await there.execute(statements["copy_save_state"], "{}")
             await there.execute(statements["restore_analyze"])
 

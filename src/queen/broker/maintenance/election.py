@@ -1,4 +1,4 @@
-"""Who does what one worker does for all workers and hosts: the session that holds an advisory lock."""
+"""Leader election: the session that holds an advisory lock runs what only one worker of all hosts may run."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Session:
 
 
 class Election:
-    """Acquires a lock that one process of all hosts holds at a time."""
+    """Elects a leader: acquires a lock that one process of all hosts holds at a time."""
 
     def __init__(self, database: Database, lock: AdvisoryLock) -> None:
         self._database = database
@@ -143,7 +143,7 @@ class Election:
             return None
 
     async def _end_silent_holder(self) -> None:
-        """A process that was paused, or whose connection goes nowhere, would keep the lock for ever."""
+        """A process that was paused, or whose connection goes nowhere, would keep the lock forever."""
         if await self._database.fetch("end_silent_janitor", self._lock, _SILENT_SECONDS):
             log.warning("session that held lock %s was idle for too long; terminated", self._lock.name)
 

@@ -1,4 +1,4 @@
-"""Retention: messages of queues with `retentionEnabled` go when they are old enough."""
+"""Retention: removes messages of queues with `retentionEnabled` when they are old enough."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -14,10 +14,11 @@ import asyncpg
 
 from queen.broker.maintenance.election import Session
 from queen.broker.maintenance.schedule import PAGE, UNSETTLED_SECONDS, Capacity, Memory, PushListener, Schedule
+from queen.chunks import chunks
 from queen.storage.database import Record
 
 LONGEST_PAUSE = 3600.0
-"""How late a change without a notification may be noticed: a group that went back, say."""
+"""Delay until a change without a notification is noticed, such as a seek backwards."""
 _SHORTEST_PAUSE = 1.0
 
 
@@ -43,7 +44,7 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rule as an option of a queue asks for it."""
+    """A rule as an option of a queue configures it."""
 
     rule: Rule
     kind: Kind
@@ -53,7 +54,7 @@ class Cut:
 
 
 def cuts_of(queues: Sequence[Record], options: Sequence[tuple[Rule, Kind, str]]) -> list[Cut]:
-    """The cuts that queues ask for, by options under the names of their columns."""
+    """The cuts that the options of queues configure, by the names of their columns."""
     return [
         Cut(rule, kind, queue["id"], queue["name"], queue[column])
         for queue in queues
@@ -79,7 +80,7 @@ def pause_after(cut: Cut, found: Record) -> float:
     # What waits gets older all at once when a group goes back, or a new one comes.
     if cut.rule is Rule.WAITING:
         pause = min(pause, LONGEST_PAUSE)
-    # Partitions that were met together are not looked at together for ever.
+    # So that partitions that were first seen together are not always examined together.
     return pause * random.uniform(0.5, 1.0) if pause == LONGEST_PAUSE else pause
 
 
@@ -98,7 +99,7 @@ class Sweep:
 
 
 class Sweeper:
-    """Sweeps partitions, `batch` segments at a time."""
+    """Removes segments below the floors of partitions, `batch` at a time."""
 
     def __init__(self, batch: int) -> None:
         self._batch = batch
@@ -124,14 +125,14 @@ class Sweeper:
         return segments < self._batch
 
     async def _remove_traces(self, session: Session, ends: dict[int, int]) -> None:
-        """A trace goes with its message."""
+        """Remove the traces of removed messages."""
         ids, offsets = list(ends), list(ends.values())
         while len(await session.fetch("remove_old_traces", ids, offsets, self._batch)) == self._batch:
             pass
 
 
 class Pause:
-    """Rests as long as a step has taken, so that removing takes no more than half of PostgreSQL's attention."""
+    """Sleeps as long as a step has taken, so that removing takes at most half of PostgreSQL's capacity."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -186,7 +187,7 @@ class Trimmer:
             try:
                 more |= await self._trim_queue(session, cut, schedule)
             except Exception:
-                # What the schedule gave out was not looked at.
+                # The partitions that the schedule returned were not examined.
                 schedule.forget(self._clock())
                 raise
         return more
@@ -206,7 +207,7 @@ class Trimmer:
 
     async def _trim_queue(self, session: Session, cut: Cut, schedule: Schedule) -> bool:
         tally = _Tally()
-        for ids in _portions(schedule.due(self._clock()), PAGE):
+        for ids in chunks(schedule.due(self._clock()), PAGE):
             await self._trim_partitions(session, cut, schedule, ids, tally)
         tally.more |= await self._trim_unknown(session, cut, schedule, tally)
         if tally.messages:
@@ -215,7 +216,7 @@ class Trimmer:
         return tally.more
 
     async def _trim_unknown(self, session: Session, cut: Cut, schedule: Schedule, tally: _Tally) -> bool:
-        """Get to know partitions, a bounded number in a run; whether there are more."""
+        """Examine partitions for the first time, a bounded number in a run; whether there are more."""
         for _ in range(_PAGES_PER_RUN):
             if schedule.after is None:
                 return False
@@ -230,12 +231,12 @@ class Trimmer:
     async def _trim_partitions(
         self, session: Session, cut: Cut, schedule: Schedule, ids: Sequence[int], tally: _Tally
     ) -> None:
-        for some in _portions(await self._look(session, cut, schedule, ids), _TOGETHER):
+        for some in chunks(await self._look(session, cut, schedule, ids), _TOGETHER):
             sweep = Sweep(dict.fromkeys(some, 0))
             try:
                 await self._make(session, cut, sweep)
             except asyncpg.PostgresError as error:
-                # Partitions that another session locks for long, say, must not keep the others from being cut.
+                # Partitions that another session keeps locked, for example, must not prevent the others from being cut.
                 log.warning("some partitions of queue %r are left to the next run: %s", cut.queue_name, error)
             tally.messages += sweep.messages
             tally.more |= sweep.unfinished
@@ -263,7 +264,7 @@ class Trimmer:
         """Raise floors and sweep below them, alternately."""
         _, raise_floors = cut.rule.value
         ids = list(sweep.starts)
-        # Few segments are looked at first: where only some are old, it is a waste to read many young ones.
+        # Few segments are examined first: where only some are old, it is a waste to read many young ones.
         look_at = min(_LOOK_AT_FIRST, self._batch)
         for _ in range(STEPS):
             if ids:
@@ -273,11 +274,6 @@ class Trimmer:
             if await self._sweeper.sweep_some(session, sweep) and not ids:
                 return
         sweep.unfinished = True
-
-
-def _portions(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), size):
-        yield ids[start : start + size]
 
 
 _CUTS = (

@@ -24,7 +24,7 @@ _MOST_ROWS = 50_000
 
 
 class Rewrite:
-    """Keeps the tables that change with every batch as small as what is alive in them."""
+    """Keeps the tables that change with every batch as small as their live rows."""
 
     async def run(self, session: Session) -> bool:
         for table in _TABLES:

@@ -1,4 +1,4 @@
-"""Which partitions of a queue a rule is to be applied to, and when.
+"""The schedule of retention: which partitions of a queue to check, and when.
 
 Most partitions of a large queue are idle, and cost nothing until the time comes at which they can have something to
 remove. That time is found by reading a partition once; notifications of pushes bring it forward.
@@ -59,7 +59,7 @@ class PushListener:
 
 
 AT_ONCE = 0.0
-"""A time that has always passed."""
+"""A time in the past."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Which partitions have something for a group, without asking PostgreSQL.
+"""Lanes: which partitions have messages for a group, known without a query.
 
 A lane is one group on one queue as one worker sees it: partitions that are ready, longest first; partitions that are
 held (leased, or not due yet) and until when; and the pops that wait. Pushes, acks and the other workers keep it up to
@@ -24,7 +24,7 @@ _FEWEST_SWEPT = 4096
 
 
 class Lane:
-    """One group on one queue, in the eyes of one worker."""
+    """One group on one queue, as one worker sees it."""
 
     __slots__ = (
         "claiming",
@@ -205,7 +205,7 @@ class Lane:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """While it is read from PostgreSQL which partitions are ready or leased."""
+        """Note leases that end while a scan of ready and leased partitions runs."""
         self.reads += 1
         try:
             yield
@@ -246,7 +246,7 @@ class Lane:
         return parked
 
     def sweep(self) -> None:
-        """Let go of pops that were answered elsewhere or whose client is gone."""
+        """Drop pops that were answered elsewhere or whose client has disconnected."""
         if any(pop.done for pop in self.waiting):
             self.waiting = deque(pop for pop in self.waiting if not pop.done)
         for id, pops in list(self.targeted.items()):
@@ -314,7 +314,7 @@ class LaneRegister:
         self._by_queue: dict[int, list[Lane]] = {}
 
     def __iter__(self) -> Iterator[Lane]:
-        """Those there are now; lanes may come and go meanwhile."""
+        """A snapshot of the lanes: lanes may be added or removed during the iteration."""
         return iter(list(self._lanes.values()))
 
     def __contains__(self, lane: Lane) -> bool:

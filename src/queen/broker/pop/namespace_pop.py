@@ -12,7 +12,7 @@ _REFRESH_SECONDS = 2.0
 
 
 class NamespacePops:
-    """Which queues a namespace and task mean, read again every little while."""
+    """The queues of a namespace and task, cached for a short time."""
 
     def __init__(self, catalog: Catalog, popper: Popper) -> None:
         self._catalog = catalog

@@ -123,7 +123,7 @@ class Popper:
         return found
 
     def pop(self, request: PopRequest, render: Callable[[bytes | None], T]) -> asyncio.Future[T]:
-        """Ask for messages: the future gives what `render` makes of their JSON, or of None when there are none."""
+        """Pop messages: the future gives the result of `render` for their JSON, or for None when there are none."""
         answer: asyncio.Future[T] = self.begin(request, render).answer
         return answer
 
@@ -284,7 +284,7 @@ class Popper:
         self._drop_lanes(lambda lane: True)
 
     def _count_waiting(self, queue_id: int, group_id: int, most: int) -> int:
-        """How many pops of a group wait for a queue here, counted up to `most`."""
+        """How many pops of a group wait for a queue at this worker, counted up to `most`."""
         waiting = (pop for lane in self._lanes.of_group(queue_id, group_id) for pop in lane.waiting if not pop.done)
         return sum(1 for _ in itertools.islice(waiting, most))
 
@@ -467,7 +467,7 @@ class Popper:
         return claims
 
     def _refuse(self, claims: Sequence[Claim]) -> None:
-        """There is no memory for more answers: nothing is leased, and the pops fail with 503."""
+        """Fail pops with 503 without leasing: there is no memory for more answers."""
         for claim in claims:
             claim.lane.claimed(claim.partition_id)
             claim.lane.ready.setdefault(claim.partition_id, UNKNOWN)

@@ -16,7 +16,7 @@ from queen.wire.binary.pop import MAGIC
 
 
 class PopRequest(msgspec.Struct, frozen=True, gc=False):
-    """What a pop asks for: messages of one queue, or of several in the order given."""
+    """The parameters of a pop: one queue, or several in the order given, and the options."""
 
     queues: tuple[str, ...] = ()
     partition: str | None = None
@@ -150,7 +150,7 @@ class Pop:
         self.timer = loop.call_later(self.request.timeout, self.expire)
 
     def expire(self) -> None:
-        """The time to wait is over."""
+        """The timeout has passed."""
         self.expired = True
         if not self.busy:
             self.resolve(None)
@@ -179,7 +179,7 @@ class Pop:
             self.answer.set_exception(error)
 
     def _leave(self) -> None:
-        """Nothing shall hold on to an answer that has been given."""
+        """Drop references, so that the answer can be freed once it is sent."""
         if self.timer is not None:
             self.timer.cancel()
         for lane in self.lanes:

@@ -12,6 +12,7 @@ import asyncpg
 
 from queen.broker.pop.lanes import Holds, Lane
 from queen.broker.pop.requests import Pop
+from queen.chunks import chunks
 from queen.concurrency import DeadlineTimer
 from queen.errors import QueenError
 from queen.storage.database import Database, Fetcher, Record
@@ -85,8 +86,7 @@ async def check_stale(database: Fetcher, lane: Lane, holds: Holds) -> None:
     stale, lane.stale = lane.stale, {}
     partitions = sorted(stale)
     try:
-        for start in range(0, len(partitions), SCAN_PAGE):
-            some = partitions[start : start + SCAN_PAGE]
+        for some in chunks(partitions, SCAN_PAGE):
             rows = await database.fetch("ready_among", some, lane.group_id)
             now = asyncio.get_running_loop().time()
             for row in rows:
@@ -160,7 +160,7 @@ class LaneScanner:
             self._spawn(look(lane, nonblocking))
 
     async def _check_stale(self, lane: Lane, nonblocking: Iterable[Pop]) -> None:
-        """Find out whether what other workers took from has something left, then go on as if they had not."""
+        """Check whether stale partitions still have messages, then serve the lane again."""
         if await self._is_read(lane, check_stale(self._database, lane, self._holds), nonblocking):
             self._kick(lane)
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT = 0.25
 _POLL = 0.005
-"""How long a notification of the other worker is waited for; it is missing only when that worker has died."""
+"""How long to wait for a notification of the other worker; it is missing only when that worker has died."""
 
 
 class AppendLock:
@@ -78,9 +78,7 @@ class AppendLock:
         try:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            log.error(
-                "%s cannot be opened (%s): workers of this host push at the same time", self._path, error.strerror
-            )
+            log.error("append lock %s cannot be opened (%s): workers append without it", self._path, error.strerror)
             return False
         return True
 

@@ -232,7 +232,7 @@ class Pusher:
         """What a transaction has for each partition. Raises `QueueChanged` if one of them was just forgotten."""
         batches = self._batches(slices)
         if batches is None:
-            raise QueueChanged("a queue of the transaction changes too often; try again later")
+            raise QueueChanged("a queue of the transaction was changed repeatedly; try again later")
         return batches
 
     async def append_in(self, transaction: Fetcher, batches: list[AppendBatch]) -> list[datetime]:
@@ -241,7 +241,7 @@ class Pusher:
         if times is None:
             for batch in batches:
                 self._catalog.forget_queue(batch.queue.name)
-            raise QueueChanged("a queue of the transaction is deleted too often; try again later")
+            raise QueueChanged("a queue of the transaction was deleted repeatedly; try again later")
         return times
 
     def settle(self, stored: StoredPush) -> None:
@@ -302,7 +302,7 @@ class Pusher:
         answers, settle = await self._store_persistently(pushes)
 
         def finish() -> None:
-            # Nothing else runs before both are done. Answers that have to be rendered first keep no other waiting.
+            # Nothing else runs before both are done, so answers that have to be rendered first delay no others.
             if not answers.are_ready:
                 settle()
                 answers.give(self._meter)
@@ -352,7 +352,7 @@ class Pusher:
             # A partition is gone: its queue was deleted. Pushing creates it again.
             for batch in batches:
                 self._catalog.forget_queue(batch.queue.name)
-        raise QueenError("the queue is deleted too often while it is pushed to; try again later")
+        raise QueenError("the queue was deleted repeatedly during the push; try again later")
 
     def _batches(self, slices: Sequence[PushSlice]) -> list[AppendBatch] | None:
         """What goes to each partition, in ascending order of their ids: the order in which they are locked.

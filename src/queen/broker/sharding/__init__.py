@@ -1,1 +1,1 @@
-"""Several PostgreSQL instances: which one holds a name, and moving names between them."""
+"""Sharding over several PostgreSQL databases: finding the shard of a name, and moving names."""

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from queen.chunks import chunks
 from queen.storage.database import Connection, Record
 from queen.storage.statements import sql
 
@@ -118,8 +119,7 @@ class SegmentCopy:
         """Copy the segments after the last copied ones; returns how many messages they hold."""
         grown = [row for row in partitions if row["next_offset"] > self._upto.get(row["id"], 0)]
         copied = 0
-        for start in range(0, len(grown), _PARTITIONS):
-            some = grown[start : start + _PARTITIONS]
+        for some in chunks(grown, _PARTITIONS):
             copied += await self._copy_of([row["id"] for row in some])
         return copied
 
@@ -143,8 +143,7 @@ class SegmentCopy:
 
 async def remove_segments(connection: Connection, partitions: Sequence[int]) -> None:
     """Remove all segments of partitions, some at a time."""
-    for start in range(0, len(partitions), _PARTITIONS):
-        some = partitions[start : start + _PARTITIONS]
+    for some in chunks(partitions, _PARTITIONS):
         while True:
             status = await connection.execute(sql("move_remove_segments"), some)
             if status == "DELETE 0":
@@ -186,8 +185,8 @@ class ItemCopy:
             else:
                 changed.append(msgspec.Raw(row["item"].encode()))
         await self._target.execute(sql("move_remove_items"), sorted(self._copied - unchanged))
-        for start in range(0, len(changed), _ITEMS_PAGE):
-            await save_rows(self._target, move_id, "topic_items", changed[start : start + _ITEMS_PAGE])
+        for some in chunks(changed, _ITEMS_PAGE):
+            await save_rows(self._target, move_id, "topic_items", some)
         self._on_copied(len(changed))
 
     async def _clear(self) -> None:

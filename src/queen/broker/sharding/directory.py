@@ -86,7 +86,7 @@ class Directory:
                 shard = await self._follow(name)
             except DatabaseUnavailable:
                 return await self._find_without_home(name)
-            # Read while moves became known: it may be from before them, and nobody would be notified of these again.
+            # Read while moves became known: it may be from before them, without another notification of these.
             if versions == self._versions:
                 break
         if len(self._places) >= _MOST_CACHED:

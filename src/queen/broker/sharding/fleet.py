@@ -46,7 +46,7 @@ class Fleet:
         raise DatabaseUnavailable("no shard is available")
 
     async def placement(self, number: int, name: Name) -> Record | None:
-        """What a shard says about where a name lives."""
+        """The placement of a name, as a shard records it."""
         return await self[number].fetchrow(sql("placement"), name.kind.value, name.key)
 
     async def holder(self, name: Name) -> tuple[int, int]:

@@ -50,7 +50,7 @@ async def namespace_homes(fleet: Fleet, layout: Sequence[int]) -> dict[Name, int
 
 
 async def move_namespace(fleet: Fleet, name: Name, source: int, target: int) -> None:
-    """Have another shard keep the quota and the claims of keys of a namespace."""
+    """Move the quota and the claims of keys of a namespace to another shard."""
     there = fleet[target]
     await _copy_claims(fleet[source], there, name)
     quota = await fleet[source].fetchval(sql("namespace_quota"), name.key)

@@ -37,7 +37,7 @@ _TOPIC_LOCK = 1_366_650_960
 
 
 class Contents(Protocol):
-    """Something that moves. `source` is in a transaction from `lock` on."""
+    """A queue or topic that is moved. `source` is in a transaction from `lock` on."""
 
     async def total(self) -> int:
         """How much there is to copy before it is locked."""
@@ -202,7 +202,7 @@ _ITEM_TIMEOUT: Final = "10s"
 
 
 class Mover:
-    """Moves things between shards."""
+    """Moves queues and topics between shards."""
 
     def __init__(self, fleet: Fleet, progress: Progress = lambda phase, done, total: None) -> None:
         self._fleet = fleet

@@ -1,4 +1,4 @@
-"""Moves that this worker was asked for: they go on after the request that began them has been answered."""
+"""Moves that were requested from this worker: they run in the background after the request is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running something on the shard that a name or partition lives on, again where it has moved meanwhile."""
+"""Running calls on the shard of a name or partition, and again on another one if it has moved meanwhile."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ShardRouter:
 
 
 def is_refusal(result: Any) -> bool:
-    """Whether a result says that something was not found."""
+    """Whether a result means that something was not found."""
     return getattr(result, "success", True) is False or getattr(result, "status", None) in (404, 409)
 
 

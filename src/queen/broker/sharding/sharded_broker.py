@@ -70,7 +70,7 @@ class ShardedBroker:
             broker.siblings = brokers
 
     def _look_again(self) -> None:
-        """Something has moved: a queue that was here before came back with messages that were not announced here."""
+        """After a move: search for messages, since those of a queue that moved back were not announced here."""
         for broker in self.brokers:
             broker.popper.forget_everything()
 
@@ -337,7 +337,7 @@ class MovingPop:
             inner.expire()
 
     def withdraw(self) -> None:
-        """The queue has moved: wait there no more. What was leased before it moved is leased still, and is taken."""
+        """Stop waiting on a shard that the queue has left. Messages leased there before are still delivered."""
         self._withdrawn = True
         if self._inner is not None:
             self._inner.expire()

@@ -129,7 +129,7 @@ async def _unless_moved(
     try:
         return await asked.answer or None
     except (QueenError, asyncpg.PostgresError) as error:
-        log.debug("dequeue: failed where the topic is no more: %s", error)
+        log.debug("dequeue: failed on the shard that the topic has left: %s", error)
         return None
 
 

@@ -1,1 +1,1 @@
-"""State beside the messages: keys and values, locks, timers."""
+"""State beside the messages: keys and values, locks, timers, ephemeral queues."""

@@ -1,4 +1,4 @@
-"""Ephemeral queues: their declarations outlive everything, their messages, in tables that are not logged, nothing.
+"""Ephemeral queues: their declarations are durable; their messages, in unlogged tables, are lost in a crash.
 
 All that happens to one queue happens one after the other, under the lock of its ring.
 """
@@ -41,9 +41,9 @@ from queen.wire.state.ephemeral import (
 )
 
 _POLL_SECONDS: Final = 1.0
-"""How often a pop that waits looks, though it received no notification of a push."""
+"""Fallback polling interval of waiting pops, in case a notification is lost."""
 _RETRY_AFTER: Final = 1
-"""Seconds after which a push to a full queue may be repeated."""
+"""Seconds after which a push to a full queue may be retried."""
 _EPOCH_BITS: Final = 48
 _AGAIN: Final = frozenset({"failed", "retry"})
 
@@ -53,7 +53,7 @@ _MOST_BYTES: Final = 4 << 20
 
 
 class _Ring(NamedTuple):
-    """A queue that is locked: its life, what it holds, and its options."""
+    """A locked queue: its epoch, its messages, and its options."""
 
     epoch: int
     length: int

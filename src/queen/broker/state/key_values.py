@@ -46,7 +46,7 @@ from queen.wire.times import iso_micros
 _LOCKS: Final = 0x5175_4B56
 """The class of the advisory locks of keys."""
 _MOST_BYTES: Final = 8 << 20
-"""What the values of one read may have in all; the rest is left out and said to be."""
+"""The maximum size of the values of one read; the rest is left out, and the answer says so."""
 
 MOST_COUNTED: Final = 100_000
 """Of what a list would hold."""

@@ -113,7 +113,7 @@ class Locks:
 
     async def _renew(self, fetcher: Fetcher, asked: Renew, result: LockResult) -> None:
         key = _key(asked.name, asked.slot)
-        # It is locked before it is looked at, as a check locks it.
+        # It is locked before it is read, as a check locks it.
         await self._key_values.run_in(fetcher, [KvDelete(NAMESPACE, key, _NEVER)])
         (found,) = await self._key_values.run_in(fetcher, [KvGet(NAMESPACE, key)])
         permit = _permit.decode(found.value) if isinstance(found.value, Raw) else None

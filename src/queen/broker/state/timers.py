@@ -1,4 +1,4 @@
-"""Timers as they are scheduled, cancelled and looked at; `broker.transactions.timer_firing` pushes their messages."""
+"""Timers: scheduling, cancelling and listing them; `broker.transactions.timer_firing` pushes their messages."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Timers:
         """Called after the commit, with the time at which a timer is due."""
 
     async def run(self, operations: Sequence[TimerOperation], subject: str | None = None) -> TimerAnswer:
-        """Do operations, all or nothing. `subject` is who the messages of the timers are from."""
+        """Run operations, all or nothing. `subject` is the producer of the timers' messages."""
         try:
             return TimerAnswer(await retry_transaction(lambda: self._run(operations, subject)))
         except Exception:

@@ -109,7 +109,7 @@ class FairShare(Generic[T]):
 
 
 class _Waiting(Generic[T]):
-    """What waits of one tenant, how much that is, and since when there is something."""
+    """The backlog of one tenant: its requests, their weight, and since when there are any."""
 
     __slots__ = ("items", "since", "weight")
 
@@ -128,7 +128,7 @@ class FairShareMaker(Protocol):
 
 
 class RequestBatcher(Batcher[RequestT]):
-    """A batcher of topics: `tenant` is whose a request is.
+    """A batcher of topics: `tenant` gives the tenant of a request.
 
     When PostgreSQL is unavailable, `spare` says of a request whether it goes on waiting rather than being failed.
     """
@@ -159,7 +159,7 @@ class RequestBatcher(Batcher[RequestT]):
 
 
 class Links:
-    """As many links as are in use at the same time."""
+    """A pool of links that grows to the number in use at the same time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -144,7 +144,7 @@ def ticks() -> float:
 
 
 class ServerTime:
-    """What PostgreSQL's clock showed at a past moment, monotonically."""
+    """Estimates the time by PostgreSQL's clock at a past moment; the estimates are monotonic."""
 
     def __init__(self) -> None:
         self._boot = boot_id()

@@ -1,4 +1,4 @@
-"""What the parts of a worker's topics share."""
+"""The context that the components of topics share."""
 
 from __future__ import annotations
 

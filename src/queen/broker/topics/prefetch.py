@@ -44,7 +44,7 @@ class NotBuffered(Exception):
 
 @dataclass(slots=True)
 class PrefetchRequest:
-    """What one dequeue asks for."""
+    """The parameters of one dequeue."""
 
     owner: str
     limit: int

@@ -1,4 +1,4 @@
-"""The components of topics with prefetch buffers: each adds to its base class what a topic with a buffer needs.
+"""Subclasses of the components of topics, for topics with prefetch buffers.
 
 Optional: `Topics` imports this module and composes its components from it only if buffers are on.
 """

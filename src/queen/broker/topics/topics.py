@@ -1,4 +1,4 @@
-"""The topics of one worker: their parts, wired. What is off is neither imported nor asked."""
+"""The topics of one worker: the components, composed. What is off is not imported."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _FLUSH_SECONDS: Final = 5.0
 
 
 class Topics:
-    """Everything a worker does with topics. Parts are public: routes call the one they need."""
+    """The components of a worker's topics. They are public: routes call the one they need."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What commits as a whole: transactions, staged batches, cycles of streaming queries."""
+"""Transactions, and what else commits atomically: staged batches, cycles of streaming queries."""

@@ -34,7 +34,7 @@ from queen.wire.topics.requests import EnqueueItem, decode_enqueue_items
 _SLOW_SECONDS: Final = 60.0
 """What waited for longer is checked against a window that reaches further back, as if it had been pushed then."""
 _PLACES: Final = 1 << 20
-"""More than a row holds messages."""
+"""More than the largest number of messages in a row."""
 _BEFORE_ALL: Final = -(1 << 62)
 """Dead letters that never had an offset count from here, so that they are retried in the order of their pushes."""
 

@@ -108,7 +108,7 @@ class Transactions:
         await self._key_values.prepare(riders)
         await self._timers.prepare(timers)
         async with self._database.transaction() as transaction:
-            # First, because all who lock keys and cursors lock keys first.
+            # First, because every transaction that locks keys and cursors locks keys first.
             kv = await self._key_values.run_in(transaction, riders, first)
             timed = await self._timers.run_in(transaction, timers, subject, first + len(riders))
             decisions, outcomes, available = await self._ack(transaction, acks, places, partitions, queues)
@@ -217,7 +217,7 @@ class Transactions:
     def _count(
         self, decisions: dict[CursorKey, Decision], partitions: dict[int, Partition], stored: StoredPush
     ) -> None:
-        """Let the meter know; messages that were pushed are counted where they are stored."""
+        """Count the operations in the meter; pushed messages are counted where they are stored."""
         touched = {partition.queue_name for _, partition in stored.messages}
         for key, decision in decisions.items():
             queue = partitions[key[0]].queue_name

@@ -179,7 +179,7 @@ def login(
             session.out.note(f"log in at {address}")
         found = token or _ask("Token")
     else:
-        raise UserError(f"--method is token, password or google, not {method!r}")
+        raise UserError(f"--method must be token, password or google, not {method!r}")
     if not found.strip():
         raise AuthFailed("no token was given")
     contexts = session.contexts

@@ -1,4 +1,4 @@
-"""`queen ping`, `version`, `status` and `lag`: whether it works, and how far it is."""
+"""`queen ping`, `version`, `status` and `lag`: health, message counts, and how far groups are behind."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def list_messages(
 ) -> None:
     """List messages, the newest first, without their data."""
     if status is not None and status not in _STATUSES:
-        raise UserError(f"--status is {', '.join(_STATUSES)}, not {status!r}")
+        raise UserError(f"--status must be one of {', '.join(_STATUSES)}, not {status!r}")
     session = Session.of(ctx)
     asked: dict[str, Any] = {
         "queue": queue,
@@ -136,7 +136,7 @@ def search(
     many. Exit code 4 when nothing was found.
     """
     if status is not None and status not in _STATUSES:
-        raise UserError(f"--status is {', '.join(_STATUSES)}, not {status!r}")
+        raise UserError(f"--status must be one of {', '.join(_STATUSES)}, not {status!r}")
     session = Session.of(ctx)
     # Regular expressions are matched here, on what passes the rest.
     matches = message_filter(where, grep)

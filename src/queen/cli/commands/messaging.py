@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import typer
 
@@ -27,6 +27,7 @@ from queen.cli.common.output import lookup
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_duration, parse_time
 from queen.cli.common.tree import command, group
+from queen.wire.paths import path_of
 
 push_app = group("Push messages to a queue, from stdin, a file or the command line.")
 pop_app = group("Take messages from a queue.")
@@ -153,7 +154,7 @@ def pop(
     if queue is None and namespace is None and task is None:
         raise UserError("name a queue, or --namespace or --task: queen pop QUEUE")
     if from_mode not in (None, "all", "new", "new-only"):
-        raise UserError(f"--from-mode is all, new or new-only, not {from_mode}")
+        raise UserError(f"--from-mode must be all, new or new-only, not {from_mode}")
     session = Session.of(ctx)
     seconds = parse_duration(timeout)
     queen = session.connect(int(seconds * 1000) + 5000)
@@ -188,9 +189,9 @@ def pop(
 
 def popped(queen: Any, queue: str | None, partition: str | None, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The messages of one pop, each with its queue."""
-    path = "/api/v1/pop" + ("" if queue is None else f"/queue/{quote(queue, safe='')}")
+    path = "/api/v1/pop" if queue is None else path_of("/api/v1/pop/queue", queue)
     if partition is not None:
-        path += f"/partition/{quote(partition, safe='')}"
+        path = path_of(path, "partition", partition)
     asked = urlencode({name: value for name, value in parameters.items() if value is not None})
     answer = queen.request("GET", f"{path}?{asked}") or {}
     return [{"queue": answer.get("queue") or queue, **message} for message in answer.get("messages", [])]
@@ -296,7 +297,7 @@ def extend(
 ) -> None:
     """Extend a lease."""
     session = Session.of(ctx)
-    path = f"/api/v1/lease/{quote(lease_id, safe='')}/extend"
+    path = path_of("/api/v1/lease", lease_id, "extend")
     answer = check_answer(session.queen.request("POST", path, {"seconds": seconds}))
     session.out.done(f"renewed {lease_id} -> {answer.get('newExpiresAt') or answer.get('expiresAt')}", answer)
 
@@ -327,7 +328,7 @@ def replay(
 
 
 def seek_body(to: str | None, offset: int | None) -> tuple[dict[str, Any], str]:
-    """What a seek asks for, and what that is called: an offset, the end, the beginning, or a time."""
+    """The target of a seek (an offset, the end, the beginning or a time), and its description."""
     if (to is None) == (offset is None):
         raise UserError("say where to: either --to or --offset")
     if to is None:

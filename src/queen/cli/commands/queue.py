@@ -113,7 +113,7 @@ def list_queues(
 ) -> None:
     """List queues, the newest or largest first, or by name."""
     if sort is not None and sort not in _SORTS:
-        raise UserError(f"--sort is {', '.join(_SORTS)}, not {sort!r}")
+        raise UserError(f"--sort must be one of {', '.join(_SORTS)}, not {sort!r}")
     session = Session.of(ctx)
     asked: dict[str, Any] = {"namespace": namespace, "task": task, "search": search, "sort": sort}
     if reverse:
@@ -174,7 +174,7 @@ def configure(
         int | None, typer.Option("--ttl", min=0, help="Seconds after which a message expires. [never]")
     ] = None,
     retention: Annotated[
-        int | None, typer.Option("--retention", min=0, help="Seconds messages are kept; 0: for ever. [0]")
+        int | None, typer.Option("--retention", min=0, help="Seconds messages are kept; 0: forever. [0]")
     ] = None,
     completed_retention: Annotated[
         int | None, typer.Option("--completed-retention", min=0, help="Seconds consumed messages are kept. [0]")
@@ -185,15 +185,13 @@ def configure(
     encrypt: Annotated[bool | None, typer.Option("--encrypt/--no-encrypt", help="Encrypt payloads.")] = None,
     max_wait_time: Annotated[
         int | None,
-        typer.Option(
-            "--max-wait-time", min=0, help="Seconds a message may wait before it is evicted; 0: for ever. [0]"
-        ),
+        typer.Option("--max-wait-time", min=0, help="Seconds a message may wait before it is evicted; 0: forever. [0]"),
     ] = None,
     dead_letter_queue: Annotated[
         bool | None,
         typer.Option(
             "--dead-letter-queue/--no-dead-letter-queue",
-            help="Stored for clients that ask; dead letters are always kept.",
+            help="Stored for clients that read it; dead letters are always kept.",
         ),
     ] = None,
     dlq_after_max_retries: Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import typer
 
@@ -14,6 +14,7 @@ from queen.cli.common.output import Column
 from queen.cli.common.session import Session
 from queen.cli.common.times import parse_duration
 from queen.cli.common.tree import command, group
+from queen.wire.paths import path_of
 
 kv_app = group("Keys and values of namespaces.")
 lock_app = group("Locks that are held.")
@@ -72,7 +73,7 @@ def list_keys(
         answer = _get(session, "/api/v1/kv", {**page, "search": prefix})
         session.out.rows(answer["namespaces"], _NAMESPACES, answer)
         return
-    answer = _get(session, f"/api/v1/kv/{quote(namespace, safe='')}", {**page, "prefix": prefix})
+    answer = _get(session, path_of("/api/v1/kv", namespace), {**page, "prefix": prefix})
     session.out.rows(answer["keys"], _KEYS, answer)
 
 

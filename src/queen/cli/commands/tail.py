@@ -70,7 +70,7 @@ def tail(
     [bold]-f[/bold] outlives restarts of the server.
     """
     if start not in (None, "all", "new", "new-only"):
-        raise UserError(f"--from is all or new, not {start!r}; --since takes a time")
+        raise UserError(f"--from must be all or new, not {start!r}; --since takes a time")
     session = Session.of(ctx)
     seconds = parse_duration(timeout)
     parameters = {

@@ -117,7 +117,7 @@ def configure(
         bool | None, typer.Option("--at-most-once/--at-least-once", help="Acknowledge on delivery.")
     ] = None,
     ttl: Annotated[
-        str | None, typer.Option("--ttl", help="How long items may wait once they are due; `none` for ever.")
+        str | None, typer.Option("--ttl", help="How long items may wait once they are due; `none` for forever.")
     ] = None,
 ) -> None:
     """Set options of a topic; those that are not named stay."""
@@ -429,7 +429,7 @@ def set_mode(
 ) -> None:
     """Set the write mode of a namespace."""
     if mode not in ("sync", "buffered", "default"):
-        raise UserError(f"a write mode is sync, buffered or default, not {mode!r}")
+        raise UserError(f"a write mode must be sync, buffered or default, not {mode!r}")
     session = Session.of(ctx)
     answer = session.admin.set_write_mode(namespace, None if mode == "default" else mode)
     session.out.done(f'write mode of "{namespace}" is {mode}', answer)

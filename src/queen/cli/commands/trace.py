@@ -1,4 +1,4 @@
-"""`queen trace`: what consumers noted about messages."""
+"""`queen trace`: events that consumers recorded about messages."""
 
 from __future__ import annotations
 

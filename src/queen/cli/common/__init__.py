@@ -1,1 +1,1 @@
-"""What the commands share: the command tree, the server in use, output, times, and the file of contexts."""
+"""Common parts of the commands: the command tree, the server in use, output, times, and the file of contexts."""

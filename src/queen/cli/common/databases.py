@@ -28,7 +28,6 @@ class Databases:
 
     dsns: tuple[str, ...]
     settings: Settings
-    embedded: bool
 
 
 def server_settings(database_url: str | None, data_dir: Path | None) -> Settings:
@@ -46,7 +45,7 @@ def open_databases(database_url: str | None, data_dir: Path | None, *, create: b
     """
     settings = server_settings(database_url, data_dir)
     if settings.database_dsns:
-        yield Databases(settings.database_dsns, settings, False)
+        yield Databases(settings.database_dsns, settings)
         return
     from queen.embedded import EmbeddedPostgres
     from queen.embedded.postmaster import find_postmaster
@@ -54,14 +53,14 @@ def open_databases(database_url: str | None, data_dir: Path | None, *, create: b
     place = settings.queen_data_dir / "postgres"
     running = find_postmaster(place / "cluster")
     if running is not None:
-        yield Databases((running.dsn("postgres"),), settings, True)
+        yield Databases((running.dsn("postgres"),), settings)
         return
     if not create and not (place / "cluster").exists():
         raise UserError(
             f"no database is configured, and there is no embedded one in {place}; pass --database-url or --data-dir"
         )
     with EmbeddedPostgres(place) as server:
-        yield Databases((server.dsn(),), settings, True)
+        yield Databases((server.dsn(),), settings)
 
 
 def running_database() -> str:

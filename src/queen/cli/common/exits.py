@@ -31,7 +31,7 @@ class UserError(CommandFailed):
 
 
 class ServerFailed(CommandFailed):
-    """The server cannot be reached, or did not do what it was asked."""
+    """The server cannot be reached, or the request failed."""
 
     code = SERVER
 
@@ -57,7 +57,7 @@ _LISTS: Final = {
     "quer": "queen stream list shows what there is",
     "queue": "queen queue list shows what there is",
 }
-"""What to do about a thing that the server does not have, by a word of its message."""
+"""Advice for resources that do not exist, by a word of the error message."""
 
 
 def _where_to_look(text: str) -> str:
@@ -74,7 +74,7 @@ def report(error: Exception) -> int:
     if isinstance(error, UnicodeEncodeError):
         # Bytes of an argument that are not UTF-8, which the server would refuse, too.
         return fail(USER, f"{error.object[:80]!r} is not UTF-8; correct the argument, or the encoding of the terminal")
-    # A network or a PostgreSQL that fails in the middle of something is no bug of ours.
+    # A failure of the network or of PostgreSQL is not a bug of the command.
     if not isinstance(error, OSError) and not type(error).__module__.startswith("asyncpg"):
         raise error
     if isinstance(error, OSError) and error.filename is not None:
@@ -132,7 +132,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OverloadedError):
         return SERVER, f"{text}; try again in {error.retry_after or 1:.0f} s, run queen doctor to find the cause"
     if isinstance(error, RequestError) and (text == "Not Found" or text.startswith("HTTP ")):
-        # Not the words of a handler of ours.
+        # Not the error of a Queen server.
         return SERVER, f"{error.method} {error.url}: {text}; is it a Queen server? --server names another"
     if isinstance(error, NotFoundError):
         return SERVER, f"{text}; {_where_to_look(text)}"
@@ -154,7 +154,7 @@ def connection_failure(error: BaseException) -> tuple[str, str]:
         return "it does not speak TLS", "use http:// in place of https://"
     why = " ".join(str(error).split()).removeprefix("connection failed: ")
     if isinstance(cause, OSError) and cause.errno is not None:
-        # Numbers below zero are of the resolver, which has words of its own.
+        # Numbers below zero are errors of the resolver, which are not in errno.
         why = (os.strerror(cause.errno) if cause.errno > 0 else cause.strerror or why).lower()
     return why, "start it (queen serve), or name another: --server"
 

@@ -1,4 +1,4 @@
-"""Which messages are meant: by text, by a regular expression, by what is at a path of their data."""
+"""Filters of messages: by text, by a regular expression, by the value at a path of their data."""
 
 from __future__ import annotations
 

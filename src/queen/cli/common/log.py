@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
 from queen.cli.common.session import Session
+from queen.wire.paths import path_of
 
 if TYPE_CHECKING:
     from queen.wire.segment import Frame
@@ -42,7 +43,7 @@ def read_log(
 def _read_partition(session: Session, queue: str, place: dict[str, Any], start: int) -> Iterator[dict[str, Any]]:
     from queen.wire.segment import decode_frames
 
-    path = f"/api/v1/read/{quote(queue, safe='')}/partition/{quote(place['partition'], safe='')}"
+    path = path_of("/api/v1/read", queue, "partition", place["partition"])
     end = place["nextOffset"]
     while start < end:
         reached = start

@@ -1,4 +1,4 @@
-"""What commands print: rows as a table, JSON, YAML, CSV or text, on stdout; everything else on stderr."""
+"""Output of commands: rows as a table, JSON, YAML, CSV or text, on stdout; everything else on stderr."""
 
 from __future__ import annotations
 
@@ -118,9 +118,6 @@ class Output:
         """For the person at the terminal: not data, so on stderr, and not with --quiet."""
         if not self.quiet:
             print(printable(text), file=self._err)
-
-    def warn(self, text: str) -> None:
-        print(printable(f"queen: {text}"), file=self._err)
 
     def styled(self, text: str, *styles: str) -> str:
         """The text in colours where there are colours."""

@@ -1,4 +1,4 @@
-"""Text that does nothing to a terminal: names, errors and payloads of others may hold control sequences."""
+"""Text without control sequences, which names, errors and payloads may contain, for terminals."""
 
 from __future__ import annotations
 

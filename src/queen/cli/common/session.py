@@ -1,4 +1,4 @@
-"""What a command works with: the options of all commands, the server, and the output."""
+"""The session of a command: the options of all commands, the server, and the output."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def command(
 
 
 class Commands(MutableMapping[str, Any]):
-    """Commands by name, made when first asked for."""
+    """Commands by name, made when first used."""
 
     def __init__(self, entries: Sequence[Entry], shared: Sequence[Any]) -> None:
         self._shared = shared

@@ -17,6 +17,7 @@ from urllib.request import urlopen
 
 import typer
 
+from queen.chunks import chunks
 from queen.cli.common.tree import command
 from queen.cli.pipelines.run import LOCAL, Conf, DatabaseUrl, Master, Server, Token, connect, run_shown
 from queen.errors import QueenError
@@ -109,10 +110,10 @@ def _push(connection: Connection, count: int) -> None:
     made = list(lead_events(count))
     print(f"2. pushing {len(made)} events to queue 'lead-events'", flush=True)
     with QueenSync(connection.server, bearer_token=connection.token) as queen:
-        # The same ids every time: who runs the example twice has its events once.
+        # The same ids every time, so that the events are stored once if the example is run twice.
         items = [{"transactionId": f"event-{number}", "data": event} for number, event in enumerate(made)]
-        for first in range(0, len(items), _PUSHED_AT_ONCE):
-            queen.queue("lead-events").push(items[first : first + _PUSHED_AT_ONCE])
+        for some in chunks(items, _PUSHED_AT_ONCE):
+            queen.queue("lead-events").push(some)
         for name in ("hot-leads", "lead-errors"):
             queen.queue(name).create()
 

@@ -1,4 +1,4 @@
-"""What the workers of a server that root starts run as: the user that PostgreSQL runs as, too."""
+"""The user that workers run as when root starts the server: the one that PostgreSQL runs as, too."""
 
 import dataclasses
 import logging
@@ -50,7 +50,7 @@ class WorkerUser:
 
 
 def prepare_user(settings: Settings, command: Sequence[str]) -> WorkerUser:
-    """Who workers that run a `command` run as, with all that they need readable. Raises `QueenError` with advice."""
+    """The user that workers run a `command` as, with all files they need readable. Raises `QueenError` with advice."""
     os.umask(_UMASK)
     _prepare_directory(settings.queen_data_dir, "QUEEN_DATA_DIR")
     account = _account(settings)

@@ -108,7 +108,7 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "queen.cli.serve.worker")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POSTGRES_CHECK_SECONDS = 1.0
 _POSTGRES_RETRY_SECONDS = 5.0
-# What a worker has beside its pool: one or two connections for each kind of batch, the heartbeat, background jobs.
+# Connections of a worker besides its pool: one or two for each kind of batch, the heartbeat, background jobs.
 _BATCH_CONNECTIONS = 25
 # For migrations, the command line and administrators.
 _SPARE_CONNECTIONS = 40

@@ -59,8 +59,8 @@ def main() -> None:
 
 
 def work(run: RunWorker) -> None:
-    """Fork a process that calls `run` for every worker that the supervisor asks for, until it closes its end."""
-    # What was loaded stays: a collector that looked at it would write to pages that workers share.
+    """Fork a process that calls `run` for every worker that the supervisor requests, until it closes its end."""
+    # What was loaded stays: a garbage collection of it would write to pages that workers share.
     gc.collect()
     gc.freeze()
     supervisor = _take_channel()

@@ -228,7 +228,7 @@ async def _snapshots(databases: Databases, directory: Path | None) -> AsyncItera
             holder = await connected(dsn)
             stack.push_async_callback(holder.close)
             if not await holder.fetchval(sql["backup_is_queen"]):
-                raise UserError(f"{_place(dsn)} holds no Queen; there is nothing to back up")
+                raise UserError(f"{_place(dsn)} has no Queen schema; there is nothing to back up")
             await holder.execute("BEGIN")
             await holder.execute(sql["backup_lock_timeout"])
             try:
@@ -312,7 +312,7 @@ async def _make_room(dsn: str, force: bool) -> None:
         if await connection.fetchval(sql["restore_is_empty"]):
             return
         if not force:
-            raise UserError(f"{_place(dsn)} holds a Queen already; --force replaces it")
+            raise UserError(f"{_place(dsn)} has a Queen schema already; --force replaces it")
         await connection.execute(sql["restore_drop"])
     finally:
         await connection.close()
@@ -323,7 +323,7 @@ def _target(database_url: str | None, data_dir: Path | None) -> Any:
     """The databases to restore into; an embedded one is made if there is none, and must not be in use."""
     settings = server_settings(database_url, data_dir)
     if settings.database_dsns:
-        yield Databases(settings.database_dsns, settings, False)
+        yield Databases(settings.database_dsns, settings)
         return
     from queen.embedded import EmbeddedPostgres
     from queen.embedded.postmaster import find_postmaster
@@ -333,7 +333,7 @@ def _target(database_url: str | None, data_dir: Path | None) -> Any:
         raise UserError(f"a server runs on {settings.queen_data_dir}; stop it first")
     settings.queen_data_dir.mkdir(parents=True, exist_ok=True)
     with EmbeddedPostgres(place) as server:
-        yield Databases((server.dsn(),), settings, True)
+        yield Databases((server.dsn(),), settings)
 
 
 def _spool_places(settings: Settings) -> dict[str, Path]:

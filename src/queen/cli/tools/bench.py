@@ -1,4 +1,4 @@
-"""`queen bench`: how fast messages go in and out of this server, from here."""
+"""`queen bench`: throughput and latency of pushes and pops, measured from this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
-from urllib.parse import quote
 
 import typer
 
@@ -16,6 +15,7 @@ from queen.cli.common.exits import ServerFailed
 from queen.cli.common.output import Column, Progress
 from queen.cli.common.session import Session
 from queen.cli.common.tree import command, group
+from queen.wire.paths import path_of
 
 if TYPE_CHECKING:
     from queen.client.client import Queen
@@ -106,14 +106,14 @@ class _Run:
                     rows += await self._consume_all(queen, consumers)
             finally:
                 if delete:
-                    await queen.request("DELETE", f"/api/v1/resources/queues/{quote(self._queue, safe='')}")
+                    await queen.request("DELETE", path_of("/api/v1/resources/queues", self._queue))
         return rows
 
     async def _skip(self, queen: Queen) -> None:
         """Have the group of the benchmark begin at the end."""
-        path = f"/api/v1/pop/queue/{quote(self._queue, safe='')}?consumerGroup={_GROUP}&subscriptionMode=new"
+        path = f"{path_of('/api/v1/pop/queue', self._queue)}?consumerGroup={_GROUP}&subscriptionMode=new"
         await queen.request("GET", f"{path}&batch=1&autoAck=true")
-        seek = f"/api/v1/consumer-groups/{_GROUP}/queues/{quote(self._queue, safe='')}/seek"
+        seek = path_of("/api/v1/consumer-groups", _GROUP, "queues", self._queue, "seek")
         await queen.request("POST", seek, {"toEnd": True})
 
     async def _phase(
@@ -123,7 +123,7 @@ class _Run:
         began = self._progressed = time.perf_counter()
         with self._session.out.progress(name, self._total) as bar:
             await asyncio.gather(*(work(queen, latencies, bar, number, *more) for number in range(workers)))
-        # Consumers who find nothing left end later, and what they waited is no time of the messages.
+        # Consumers that find no more messages end later; their waiting is not part of the measurement.
         messages = self._popped if name == "POP" else self._total
         return self._row(name, messages, self._progressed - began, latencies)
 
@@ -155,7 +155,7 @@ class _Run:
         self, queen: Queen, latencies: list[float], bar: Progress, number: int, residency: list[float]
     ) -> None:
         path = (
-            f"/api/v1/pop/queue/{quote(self._queue, safe='')}?consumerGroup={_GROUP}&autoAck=true"
+            f"{path_of('/api/v1/pop/queue', self._queue)}?consumerGroup={_GROUP}&autoAck=true"
             f"&batch={self._batch}&partitions={self._partitions}&wait=true&timeout=500"
         )
         last = time.monotonic()

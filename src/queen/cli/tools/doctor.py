@@ -1,4 +1,4 @@
-"""`queen doctor`: what is wrong with a deployment, and what to do about it."""
+"""`queen doctor`: checks of a deployment, with advice."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _server_checks(session: Session) -> Iterator[Finding]:
             yield _version(health)
         readiness = _readiness(session)
         yield _ready(readiness)
-        # Without PostgreSQL the others would all say the same.
+        # Without PostgreSQL all other checks would fail for the same reason.
         checks = (_clock, _spool, _modes, _groups, _leases, _dead_letters, _postgres) if readiness.get("ready") else ()
         for check in checks:
             name = check.__name__.strip("_").replace("_", " ")
@@ -194,7 +194,7 @@ def _ready(answer: Mapping[str, Any]) -> Finding:
 
 def _clock(queen: Any) -> Iterator[Finding]:
     before = datetime.now(UTC)
-    # Views are kept for STATS_CACHE_MS, and their times with them; not that of a queue that nobody asked for before.
+    # Views are cached for STATS_CACHE_MS with their times; that of a queue that was not requested before is not.
     view = queen.admin.get_parked_consumers(queue=f"doctor-{uuid.uuid4().hex}")
     server_time = datetime.fromisoformat(view["timeRange"]["to"])
     yield _skew("clock", "the server", server_time, before, datetime.now(UTC))
@@ -410,7 +410,7 @@ _HARMFUL: Final[tuple[tuple[str, _Judge, str, str], ...]] = (
         WARN,
         "data_checksums = on (pg_checksums --enable while it is stopped), or damage on the disk goes unnoticed",
     ),
-    ("autovacuum", lambda value: value == "off", FAIL, "autovacuum = on, or tables grow for ever"),
+    ("autovacuum", lambda value: value == "off", FAIL, "autovacuum = on, or tables grow forever"),
     ("track_counts", lambda value: value == "off", FAIL, "track_counts = on, or autovacuum does nothing"),
     (
         "synchronous_commit",

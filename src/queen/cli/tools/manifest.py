@@ -13,14 +13,13 @@ name: leads
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import typer
 
@@ -35,6 +34,8 @@ from queen.cli.common.printable import printable
 from queen.cli.common.session import Session, check_answer
 from queen.cli.common.times import BEGINNING_WORDS, END_WORDS, iso, parse_time
 from queen.cli.common.tree import command, group
+from queen.suggestions import did_you_mean
+from queen.wire.paths import path_of
 
 apply_app = group("Bring queues, groups, topics, quotas, write modes and pipelines into the state a file describes.")
 export_app = group("Write the file that `queen apply` reads.")
@@ -208,7 +209,7 @@ def plan(session: Session, documents: Sequence[dict[str, Any]], *, prune: bool, 
 
 
 class _State:
-    """What the server has, asked for when it is first needed."""
+    """The state of the server, requested when it is first needed."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -455,7 +456,7 @@ def present_documents(session: Session, topic_namespaces: Sequence[str]) -> Iter
 
 
 def _paused(found: Mapping[str, Any]) -> dict[str, bool]:
-    # Also when it is not: what a file does not say would stay as it is where it is applied.
+    # Also when it is not paused: fields that a file lacks stay as they are where it is applied.
     return {"paused": bool(found.get("paused"))}
 
 
@@ -477,11 +478,11 @@ def _check(document: Any, where: str) -> None:
         if not isinstance(document[name], str | None):
             raise UserError(f"{where}: {name} must be text, not {document[name]}; put it in quotes")
     if kind == "WriteMode" and document["mode"] not in ("sync", "buffered"):
-        raise UserError(f"{where}: mode is sync or buffered, not {document['mode']!r}")
+        raise UserError(f"{where}: mode must be sync or buffered, not {document['mode']!r}")
     if kind == "Quota" and (type(document["perMinute"]) is not int or document["perMinute"] < 0):
-        raise UserError(f"{where}: perMinute is a whole number, not {document['perMinute']!r}")
+        raise UserError(f"{where}: perMinute must be a whole number, not {document['perMinute']!r}")
     if not isinstance(document.get("paused", False), bool):
-        raise UserError(f"{where}: paused is true or false, not {document['paused']!r}")
+        raise UserError(f"{where}: paused must be true or false, not {document['paused']!r}")
     if kind in ("Queue", "Topic"):
         _check_config(document, where, QUEUE_OPTIONS if kind == "Queue" else TOPIC_OPTIONS)
     if kind == "Pipeline":
@@ -538,8 +539,7 @@ def _check_config(document: Mapping[str, Any], where: str, known: Mapping[str, s
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1, 0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(known)}"
+    return "; " + did_you_mean(name, known, f"there is {', '.join(known)}", cutoff=0.5)
 
 
 def _name(document: Mapping[str, Any]) -> str:
@@ -585,7 +585,7 @@ def _subscribe(session: Session, name: str, queue: str, to: str) -> None:
     """Have a new group begin at a place: its first pop makes it, and the seek takes back what that pop leased."""
     start = "now" if to.lower() in END_WORDS else iso(parse_time(to))
     asked = urlencode({"consumerGroup": name, "subscriptionFrom": start, "batch": 1, "wait": "false"})
-    session.queen.request("GET", f"/api/v1/pop/queue/{quote(queue, safe='')}?{asked}")
+    session.queen.request("GET", f"{path_of('/api/v1/pop/queue', queue)}?{asked}")
     _seek(session, name, queue, to)
 
 

@@ -72,7 +72,7 @@ def top(
     Where no terminal is, it prints one view and ends.
     """
     if sort not in _SORTS:
-        raise UserError(f"--sort is {', '.join(_SORTS)}, not {sort!r}")
+        raise UserError(f"--sort must be one of {', '.join(_SORTS)}, not {sort!r}")
     session = Session.of(ctx)
     seconds = max(0.1, parse_duration(interval))
     if once or not session.out.terminal:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import msgspec
 
@@ -12,6 +11,7 @@ from queen.client.config import ClientLog
 from queen.client.errors import LeaseLostError, NotFoundError, QueenError
 from queen.client.http import HttpClient, decode_as, decode_json, encode_json
 from queen.client.types import AckResponse, MessageRef, MessageRefs, RenewResponse
+from queen.wire.paths import path_of
 
 LEASE_LOST = "Invalid or expired lease"
 COMPLETED = "completed"
@@ -104,7 +104,7 @@ class Acker:
 
     async def extend(self, lease: str, seconds: float, affinity_key: str | None = None) -> str:
         """Extend a lease to at least `seconds` from now; returns its expiry. Raises `LeaseLostError`."""
-        path = f"/api/v1/lease/{quote(lease, safe='')}/extend"
+        path = path_of("/api/v1/lease", lease, "extend")
         try:
             response = await self._http.send("POST", path, encode_json({"seconds": seconds}), affinity_key=affinity_key)
         except NotFoundError as error:

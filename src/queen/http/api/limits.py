@@ -1,4 +1,4 @@
-"""How much one request may ask for: items that cost far more memory and time than their bytes are counted first."""
+"""Limits of single requests: items that cost far more memory and time than their bytes are counted first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from queen.wire.binary.push import MAGIC, TRANSACTION_MAGIC, unpacked_bytes
 from queen.wire.decode import malformed
 from queen.wire.topics.requests import MOST_ITEMS
 
-# A body that is shorter is not looked at: it cannot hold more items than any sensible limit.
+# A shorter body is not counted: it cannot hold more items than any sensible limit.
 _SHORT: Final = 64 * 1024
 # An item that names its queue, topic or message takes more bytes than this.
 _SMALLEST_ITEM: Final = 8
@@ -95,7 +95,7 @@ class _Limit:
 
 
 class RequestLimits:
-    """Refuses requests that ask for more than the settings allow, before they are decoded."""
+    """Refuses requests that exceed the limits of the settings, before they are decoded."""
 
     def __init__(self, settings: Settings) -> None:
         self._most_each = settings.body_bytes
@@ -113,7 +113,7 @@ class RequestLimits:
         """A body that is shorter than this number of bytes is within the limits."""
 
     def refusal(self, request: Request) -> Response | None:
-        """What a request is answered that asks for too much; None if it does not."""
+        """The response to a request that exceeds a limit; None where it exceeds none."""
         route, body = request.route, request.body
         if route is None:
             return None

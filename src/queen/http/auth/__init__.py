@@ -1,1 +1,1 @@
-"""Who may ask: tokens, origins, and limits per client address."""
+"""Access control: tokens, origins, and limits per client address."""

@@ -1,4 +1,4 @@
-"""The audit log: what administrators change, who they are, from where, what was before and what they sent."""
+"""The audit log: changes by administrators, with the actor, its address, the previous state and the request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_BODY: Final = 8192
 _MOST_SHORTENED: Final = 65_536
 _MOST_ENTRIES: Final = 20
 _MOST_TEXT: Final = 200
-# Deeper than anything that is declared: who reads the log need not be able to decode more.
+# Deeper than anything that is declared: readers of the log need not decode more.
 _DEEPEST: Final = 50
 _CUT: Final = "..."
 _MOST_ROWS: Final = 100
@@ -102,7 +102,7 @@ class Audit:
                 return await self._row("audit_sqs_queue", sent.sqs_queue)
             return await self._queue(params.get("queue") or request.query.get("queue") or sent.queue)
         except (QueenError, asyncpg.PostgresError):
-            # The handler will say what is wrong.
+            # The handler reports what is wrong.
             return None
 
     async def _row(self, statement: str, name: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""What web pages may do here: which of them may read answers, change things, and open WebSockets.
+"""Rules for web pages: which origins may read answers, send changes, and open WebSockets.
 
 None of it holds up a client that is no browser: only browsers send `Origin` and `Sec-Fetch-Site`, and no page can make
 them lie.

@@ -1,4 +1,4 @@
-"""What the proxies in front of a server say of its clients."""
+"""Addresses and protocols of clients, as the proxies in front of the server forward them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _address(entry: str) -> str | None:
 
 
 def came_by_https(forwarded_proto: str, hops: int, secure: bool) -> bool:
-    """What the first of the `hops` proxies says in `X-Forwarded-Proto`; `secure` where it says nothing."""
+    """Whether the client reached the first of the `hops` proxies by HTTPS; `secure` without `X-Forwarded-Proto`."""
     schemes = [entry.strip().lower() for entry in forwarded_proto.split(",") if entry.strip()]
     if not hops or not schemes:
         return secure

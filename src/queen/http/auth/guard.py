@@ -1,4 +1,4 @@
-"""The check that every request passes before its handler: who sends it, and whether it may ask this."""
+"""The check that every request passes before its handler: authentication and authorization."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Refusal = Response | None | Awaitable[Response | None]
 
 
 class SessionLookup(Protocol):
-    """Whose session a token or, where there is none, a cookie is."""
+    """Finds the session of a token or, where there is none, of a cookie."""
 
     def may_be_session(self, request: Request) -> bool:
         """Whether a request has the cookie of a session, which may have ended."""
@@ -76,10 +76,10 @@ def check_security(settings: Settings) -> None:
 
 
 def check_sqs_keys(settings: Settings) -> None:
-    """Raises `SettingsError` where clients of SQS would get in that do not say who they are."""
+    """Raises `SettingsError` where SQS clients would be admitted without authentication."""
     if settings.queen_sqs and settings.is_guarded and not settings.queen_sqs_keys:
         raise SettingsError(
-            "QUEEN_SQS is true where clients have to say who they are, but QUEEN_SQS_KEYS is not set: "
+            "QUEEN_SQS is true and authentication is required, but QUEEN_SQS_KEYS is not set: "
             "clients of SQS sign with keys"
         )
 
@@ -209,7 +209,7 @@ class Guard:
         return self._verifier.keys.problem if self._verifier is not None else ""
 
     def __call__(self, request: Request) -> Refusal:
-        """None, if the handler may serve; its bearer is then `request.principal`. Else what is answered instead."""
+        """None, if the handler may serve; its bearer is then `request.principal`. Else the refusal."""
         headers = request.headers
         if request.method == "HEAD" and request.route is not None and takes_messages(request.route):
             return error_response(
@@ -256,7 +256,7 @@ class Guard:
         return self._admit(request, route, verified.principal)
 
     def check_head(self, request: Request) -> Response | None:
-        """What is answered whatever the body says; None: that is decided when it has come."""
+        """The refusal of a request by its head alone; None: the body decides."""
         headers, route = request.headers, request.route
         if (b"origin" in headers or b"sec-fetch-site" in headers) and (
             refusal := self.browsers.check(request)

@@ -19,7 +19,7 @@ class BrokerLookup:
     async def namespace_of(self, queue: str) -> str | None:
         """The namespace a queue is in; None when there is no such queue."""
         if not can_be_stored(queue):
-            # The handler will say what is wrong with the name.
+            # The handler reports what is wrong with the name.
             return None
         for broker in self._brokers:
             found = await broker.catalog.queue(queue)

@@ -1,4 +1,4 @@
-"""Who sends a request, and what it may touch: read off the claims of a verified token."""
+"""The sender of a request and its permissions, read from the claims of a verified token."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Principal:
 
     @property
     def is_limited(self) -> bool:
-        """Whether there are queues, namespaces or groups it may not touch."""
+        """Whether it is limited to some queues, namespaces or groups."""
         return self.queues is not None or self.namespaces is not None or self.groups is not None
 
     def may_use_topics(self, namespace: str, needed: Access) -> bool:
@@ -125,7 +125,7 @@ class ClaimNames:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ClaimNames:
-        """Raises `SettingsError` where two roles have one name: each who has the lesser would have the greater."""
+        """Raises `SettingsError` where two roles have the same name: the lesser would grant the greater."""
         roles = (settings.jwt_role_admin, settings.jwt_role_read_write, settings.jwt_role_read_only)
         if len(set(roles)) < len(roles):
             raise SettingsError(

@@ -1,6 +1,6 @@
-"""Which queues, topics, namespaces and groups a request names, and whether its bearer may touch all of them.
+"""Which queues, topics, namespaces and groups a request names, and whether its token permits all of them.
 
-Only requests of tokens that are limited to some of them are looked at. A request that names none covers all of them,
+Only requests of tokens that are limited to some of them are checked. A request that names none covers all of them,
 and is refused: a route that does not declare what it names is closed to such tokens, never open.
 """
 
@@ -59,7 +59,7 @@ class Declared(Protocol):
 
 
 class Refused(Forbidden):
-    """What a request names is not for its bearer; the text says what of it."""
+    """The token does not permit something that the request names; the text says what."""
 
 
 def is_about_topics(route: Route) -> bool:

@@ -106,13 +106,7 @@ class TokenVerifier:
                 payload = jws.deserialize_compact(token, key, registry=self._registry).payload
             except (JoseError, ValueError, TypeError):
                 continue
-            try:
-                claims = msgspec.json.decode(payload)
-            except (msgspec.DecodeError, RecursionError):
-                claims = None
-            if not isinstance(claims, dict):
-                raise TokenRefused("malformed", "Invalid token: its claims are not a JSON object")
-            return claims
+            return _json_object(payload, "claims are")
         if self.keys.may_refetch(algorithm, kid):
             raise KeyUnknown(algorithm, kid)
         raise TokenRefused("signature", "Invalid token signature")
@@ -140,28 +134,31 @@ class TokenVerifier:
 
 def read_claims(token: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
     """Header and claims of a token, unverified; raises `TokenRefused` when it is none."""
-    header = _header(token)
-    payload = token.split(b".")[1]
-    try:
-        claims = msgspec.json.decode(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
-    except (binascii.Error, ValueError, RecursionError):
-        claims = None
-    if not isinstance(claims, dict):
-        raise TokenRefused("malformed", "Invalid token: its claims are not a JSON object")
-    return header, claims
+    return _header(token), _json_object(_decode_base64(token.split(b".")[1]), "claims are")
 
 
 def _header(token: bytes) -> dict[str, Any]:
     head, _, rest = token.partition(b".")
     if rest.count(b".") != 1:
         raise TokenRefused("malformed", "Invalid token: expected three parts separated by dots")
+    return _json_object(_decode_base64(head), "header is")
+
+
+def _decode_base64(part: bytes) -> bytes:
     try:
-        header = msgspec.json.decode(base64.urlsafe_b64decode(head + b"=" * (-len(head) % 4)))
-    except (binascii.Error, ValueError, RecursionError):
-        header = None
-    if not isinstance(header, dict):
-        raise TokenRefused("malformed", "Invalid token: its header is not a JSON object")
-    return header
+        return base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4))
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _json_object(text: bytes, which: str) -> dict[str, Any]:
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise TokenRefused("malformed", f"Invalid token: its {which} not a JSON object")
+    return value
 
 
 def _time(claims: Mapping[str, Any], name: str) -> float | None:

@@ -35,7 +35,7 @@ _results = msgspec.json.Decoder(list[_Result])
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """One lease: who it was delivered to, what it still holds, and until when."""
+    """One lease: its subscription, the messages that it still holds, and its expiry."""
 
     lease: HeldLease
     subscription: str
@@ -119,7 +119,7 @@ class HeldLeases:
         return leases
 
     def take_expired(self, now: float) -> list[Held]:
-        """The leases whose time is over."""
+        """The leases that have expired."""
         expired = [held for held in self._by_id.values() if held.until <= now]
         for held in expired:
             self.drop(held)

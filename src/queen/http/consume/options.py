@@ -1,4 +1,4 @@
-"""What a pop asks for, over HTTP or a WebSocket."""
+"""Parameters of pops, over HTTP or a WebSocket."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class _Acknowledging(_Request):
             raise BadRequest("give either acknowledgments or the transactionId of one message, not both")
         status = self._status()
         if status or self.lease_id or self.error:
-            # What stands outside counts for every message that does not say otherwise.
+            # Fields outside of the array are the defaults of its messages.
             for item in self.acknowledgments:
                 item.lease_id = item.lease_id or self.lease_id
                 item.status = item.status or status

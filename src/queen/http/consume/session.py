@@ -1,4 +1,4 @@
-"""One consumer on one WebSocket: its subscriptions, the leases it holds, and what it asks for."""
+"""The session of one consumer on one WebSocket: its subscriptions, its leases, and its requests."""
 
 from __future__ import annotations
 

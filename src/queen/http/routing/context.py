@@ -1,4 +1,4 @@
-"""What handlers work with: one shard, or the worker as a whole."""
+"""The context of handlers: one shard, or the worker as a whole."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Shard:
 
 @dataclass(slots=True)
 class Api:
-    """The worker: its broker (of one shard or of all of them), and what it knows of itself."""
+    """The worker: its broker (of one shard or of all of them), settings and statistics."""
 
     settings: Settings
     broker: Broker | ShardedBroker

@@ -60,8 +60,8 @@ _REFUSALS: Final = {
 
 TAGS: Final[Mapping[str, str]] = {
     "Messaging": "Push, pop and acknowledge messages.",
-    "Queues": "Create queues, set their options, list what there is.",
-    "Consumer groups": "Positions of groups, and moving them.",
+    "Queues": "Create, configure and list queues.",
+    "Consumer groups": "Positions of groups: show them and seek.",
     "Messages": "Single messages.",
     "Dead letters": "Messages that could not be processed.",
     "Ephemeral": "Queues in unlogged tables: fast, and empty after a crash of PostgreSQL.",
@@ -73,7 +73,7 @@ TAGS: Final[Mapping[str, str]] = {
     "Staging": "Batches of messages that are written in pieces and published together, once.",
     "Status": "The state of the server and its queues, now and over time.",
     "System": "Maintenance, and communication between servers.",
-    "Health": "Probes for load balancers and people.",
+    "Health": "Health probes.",
     "Documentation": "This description.",
 }
 

@@ -21,7 +21,6 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar
 
 import msgspec
 
-from queen.errors import BadRequest
 from queen.http.auth.names import NameReader
 from queen.http.routing.call import Call, Reply
 from queen.http.routing.context import Api, Shard
@@ -218,13 +217,6 @@ def serving(operation: Operation, answer: Callable[[Call[Any, Any]], Awaitable[A
 def parse_query(operation: Operation) -> Callable[[Mapping[str, str]], Any]:
     """Parses the query of a route; parameters that it does not have are refused."""
     return query_parser(operation.query)
-
-
-def required(value: str, key: str) -> str:
-    """A parameter of the query that has to be there."""
-    if not value:
-        raise BadRequest(f"{key} is required (in the query)")
-    return value
 
 
 def _camel(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from queen.files import try_lock
+from queen.files import replace, try_lock
 from queen.http.server.message import Handler, Request, Response
 from queen.single_flight import Cached, SingleFlightCache
 
@@ -86,11 +86,8 @@ class HostViewCache:
     def put(self, key: str, expires_at: float, value: Response) -> None:
         if len(value.body) > _MOST_BYTES:
             return
-        path = self._path(key)
-        draft = path.with_suffix(".draft")
         entry = _Entry(key, expires_at, value.status, bytes(value.body), value.content_type, value.headers)
-        draft.write_bytes(msgspec.msgpack.encode(entry))
-        draft.replace(path)
+        replace(self._path(key), msgspec.msgpack.encode(entry))
 
     def _path(self, key: str) -> Path:
         slot = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest()) % _SLOTS

@@ -1,4 +1,4 @@
-"""What clients may hold of a worker: connections, and bytes of requests and answers."""
+"""Limits of what clients may take of a worker: connections, and bytes of requests and answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes in and out of a handler: requests, responses, the error a handler may raise instead, and routes."""
+"""Requests, responses, routes, and the error that a handler may raise instead of a response."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import msgspec
 Headers = tuple[tuple[bytes, bytes], ...]
 
 BODILESS: Final = frozenset({204, 304})
-# What an answer may do if a browser shows it: nothing. Pages say for themselves what theirs may.
+# The policy for an answer that a browser shows: nothing is allowed. Pages set a policy of their own.
 _CSP: Final = b"Content-Security-Policy: default-src 'none'; frame-ancestors 'none'\r\n"
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def head_start(status: int, content_type: bytes, common: bytes, policy: bool = T
     except ValueError:
         reason = b"Unknown"
     start = b"HTTP/1.1 %d %b\r\n%b" % (status, reason, common)
-    # Pages, and some other answers, say themselves what a browser that shows them may do.
+    # Pages, and some other answers, set a policy of their own.
     if common and policy and not content_type.startswith(b"text/html"):
         start += _CSP
     if status in BODILESS:

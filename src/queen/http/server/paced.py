@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Final, cast
 
 _SLICE_BYTES: Final = 64 * 1024
-# What the socket's transport holds while it asks for a pause: its limit, and the slice beyond it.
+# What the socket's transport holds when it pauses writing: its limit, and the slice beyond it.
 _OUT_OF_SIGHT_BYTES: Final = 2 * _SLICE_BYTES
 
 

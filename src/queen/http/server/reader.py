@@ -125,7 +125,7 @@ class RequestReader:
 
         self.admits_host: Callable[[bytes], bool] | None = None
         self.check_head: Callable[[Request], Response | None] | None = None
-        """What a request is answered without waiting for its body, by who sends it."""
+        """The refusal of a request by its head, before its body has arrived; None: none."""
         self.pending: deque[PendingRequest] = deque()
         self._waiting_bytes = 0
         self.unparsed: bytes | memoryview = b""

@@ -35,7 +35,7 @@ class ServerTls:
         if client_auth != "off":
             if not client_ca:
                 raise SettingsError(
-                    f"TLS_CLIENT_AUTH={client_auth} needs TLS_CLIENT_CA, the file that clients' are signed with"
+                    f"TLS_CLIENT_AUTH={client_auth} needs TLS_CLIENT_CA, the file with the CA of client certificates"
                 )
             required = client_auth == "required"
             self.context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL

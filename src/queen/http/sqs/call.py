@@ -1,4 +1,4 @@
-"""One request to an action: its parameters, who sends it, and the queues it may use."""
+"""One request to an action: its parameters, its sender, and the queues it may use."""
 
 from __future__ import annotations
 

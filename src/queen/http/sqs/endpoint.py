@@ -1,4 +1,4 @@
-"""The endpoint of SQS: who sends a request, which action it asks for, and how that is answered."""
+"""The endpoint of SQS: authenticates requests, dispatches them to actions, and renders the answers."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ def md5_of_attributes(attributes: Attributes) -> str:
 
 
 def chosen_attributes(attributes: Attributes, names: Iterable[str]) -> dict[str, Attribute]:
-    """Those that a receive asks for: by name, by prefix (`name.*`), or all."""
+    """The attributes that a receive selects: by name, by prefix (`name.*`), or all."""
     exact, prefixes = set(), []
     for name in names:
         if name in ("All", ".*"):
@@ -292,7 +292,7 @@ def chosen_attributes(attributes: Attributes, names: Iterable[str]) -> dict[str,
 
 
 def system_attributes(message: Received, names: Iterable[str]) -> dict[str, str]:
-    """The attributes that the server keeps of a message, as far as they are asked for."""
+    """The attributes that the server keeps of a message, those that are requested."""
     envelope = message.envelope
     known = {
         "SenderId": envelope.sender or "anonymous",

@@ -68,7 +68,7 @@ _decoder: Final = msgspec.json.Decoder(dict[str, Any])
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a request asks for, and in which protocol."""
+    """The action of a request, its parameters, and the protocol."""
 
     name: str
     params: dict[str, Any]

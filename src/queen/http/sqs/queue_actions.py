@@ -36,7 +36,7 @@ async def create_queue(call: Call) -> Answer:
     name = call.check_admitted(check_queue_name(call.params.get("QueueName")))
     attributes = read_attributes(name, call.mapping("Attributes"))
     if attributes.get("FifoQueue") == "false" and not name.endswith(FIFO_SUFFIX):
-        # SQS itself refuses it; other implementations do not, and templates say it.
+        # SQS itself refuses it; other implementations do not, and templates set it.
         del attributes["FifoQueue"]
     tags = _tags(call)
     if len(tags) > _MOST_TAGS:
@@ -274,7 +274,7 @@ async def list_message_move_tasks(call: Call) -> Answer:
     return {"Results": await call.backend.moves.list(source, limit, call.region)}
 
 
-# CreateQueue asks for the role of an administrator once it is known that there is no such queue.
+# CreateQueue requires the role of an administrator once it is known that there is no such queue.
 QUEUE_ACTIONS: Final[Mapping[str, tuple[Access, Callable[[Call], Awaitable[Answer]]]]] = {
     "CreateQueue": (Access.READ_ONLY, create_queue),
     "GetQueueUrl": (Access.READ_ONLY, get_queue_url),

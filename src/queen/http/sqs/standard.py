@@ -27,7 +27,7 @@ from queen.wire.topics.requests import EnqueueItem, ItemRef
 if TYPE_CHECKING:
     from queen.broker.sharding.sharded_broker import ShardedBroker
 
-# How often a message may be received is for its redrive policy to say.
+# The redrive policy limits how often a message may be received.
 _MOST_RETRIES: Final = 1_000_000
 _NO_ENVELOPE: Final = Envelope()
 

@@ -1,4 +1,4 @@
-"""The picture at the end of the example."""
+"""The plot at the end of the example."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def reconcile(
     catalog: str | None = None,
 ) -> list[PartitionReport]:
     """Compare every message that the queues hold with the archive: all columns, by checksum."""
-    # The archive is looked at first: what is pushed meanwhile is behind, and not missing.
+    # The archive is read first: what is pushed meanwhile counts as behind, not as missing.
     with reading(root, catalog=catalog) as view:
         names = list(queues) or view.queues()
         if not names:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from pyspark.sql import Column, functions
 
+from queen.chunks import chunks
 from queen.pipelines.errors import PipelineError
 from queen.pipelines.queries.frames import read_table
 from queen.pipelines.session import Connection
@@ -61,8 +62,8 @@ def rollup(
     rows = [*stored, *_latencies(connection, since, until), *_errors(spark, connection, since, until)]
     rows += _lags(spark, connection, _minute(now))
     merged = list(_merged(rows))
-    for first in range(0, len(merged), _ROWS_AT_ONCE):
-        home.fetch("rollup_save", msgspec.json.encode(merged[first : first + _ROWS_AT_ONCE]).decode())
+    for some in chunks(merged, _ROWS_AT_ONCE):
+        home.fetch("rollup_save", msgspec.json.encode(some).decode())
     home.fetch("rollup_forget", now - keep)
     return RolledUp(since, until, len(queues), sum(row["messages"] for row in stored), len(merged))
 

@@ -1,4 +1,4 @@
-"""Sends OpenLineage events in a thread of its own: whether a backend takes them is nothing to the run."""
+"""Sends OpenLineage events in a thread of its own: a backend that fails or is slow does not affect the run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Emitter:
         self._thread.start()
 
     def emit(self, event: RunEvent) -> None:
-        """Never waits; an event is dropped when a thousand wait already."""
+        """Does not block; an event is dropped when a thousand are queued."""
         if self._waiting.qsize() < _MOST_WAITING:
             self._waiting.put(event)
         else:

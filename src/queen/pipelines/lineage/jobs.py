@@ -1,4 +1,4 @@
-"""Jobs and datasets in the words of OpenLineage."""
+"""Jobs and datasets as OpenLineage names them."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _plain(text: str) -> str:
 
 
 class _File:
-    """One file in the making."""
+    """One file that is being written."""
 
     def __init__(self, plan: FilePlan, values: dict[str, str | None]) -> None:
         import pyarrow.parquet

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from queen.chunks import chunks
 from queen.errors import BadRequest, SettingsError
 from queen.spark.options import WriteOptions
 from queen.spark.sink.publishers import TopicKey
@@ -109,8 +110,7 @@ def items(plan: RowPlan, batch: pa.RecordBatch) -> Iterator[tuple[TopicKey, byte
         item = {name: value for name, value in zip(names, row, strict=True) if value is not None}
         by_topic.setdefault((item["namespace"], item["topic"]), []).append(item)
     for topic, made in by_topic.items():
-        for start in range(0, len(made), ITEMS_AT_ONCE):
-            some = made[start : start + ITEMS_AT_ONCE]
+        for some in chunks(made, ITEMS_AT_ONCE):
             array = _encoder.encode(some)
             decode_enqueue_items(array, "rows")
             yield topic, array, len(some)

@@ -29,10 +29,9 @@ _BATCH: Final = "streaming.sql.batchId"
 
 @dataclass
 class StagedRows(WriterCommitMessage):
-    """What one task staged, and for which batch."""
+    """What one task staged, and for which run."""
 
     run: str
-    batch: int
     parts: list[StagedPart]
 
 
@@ -103,7 +102,7 @@ def _stage(plan: RowPlan, run: str, batch: int, batches: Iterator[pa.RecordBatch
                 staging.add_topic_items(topic, array, count)
         elif rows.num_rows:
             staging.add(messages(plan, rows))
-    return StagedRows(run, batch, staging.finish())
+    return StagedRows(run, staging.finish())
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import http.client
 import logging
 import time
@@ -12,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 import numpy as np
@@ -27,7 +26,9 @@ from queen.spark.source.connections import (
     shard_connection,
 )
 from queen.spark.source.offsets import Numbers
+from queen.suggestions import did_you_mean
 from queen.wire.ids import parse_partition_uuid
+from queen.wire.paths import path_of
 from queen.wire.segment import Frame, decode_frames
 from queen.wire.times import iso_micros
 
@@ -311,8 +312,7 @@ class ShardLog:
                 raise QueueMoving(f"queue {', '.join(sorted(arriving & set(absent)))} is being moved to another shard")
         if absent:
             shards = "the shard" if len(self._urls) == 1 else f"any of the {len(self._urls)} shards"
-            near = difflib.get_close_matches(absent[0], self._known_names(), 1)
-            hint = f"did you mean {near[0]!r}?" if near else "create it, or check databaseUrls"
+            hint = did_you_mean(absent[0], self._known_names(), "create it, or check databaseUrls")
             raise NotFound(f"there is no queue {', '.join(absent)} on {shards} that databaseUrls names; {hint}")
 
 
@@ -415,7 +415,7 @@ class ServerLog:
         for slot, span in enumerate(spans):
             at = span.start
             while at < span.end:
-                place = f"/api/v1/read/{quote(span.queue, safe='')}/partition/{quote(span.partition, safe='')}"
+                place = path_of("/api/v1/read", span.queue, "partition", span.partition)
                 data = self._get(place, {"from": str(at), "to": str(span.end)})
                 before = at
                 frames = list(decode_frames(data))
@@ -427,7 +427,7 @@ class ServerLog:
                     break
 
     def _partitions(self, queue: str, query: Mapping[str, str]) -> list[_Partition]:
-        answer = self._get(f"/api/v1/read/{quote(queue, safe='')}", query)
+        answer = self._get(path_of("/api/v1/read", queue), query)
         return msgspec.json.decode(answer, type=_Partitions).partitions
 
     def _get(self, path: str, query: Mapping[str, str]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a task does: read the segments of its spans as record batches."""
+"""Reading in a task: the segments of its spans as record batches."""
 
 from __future__ import annotations
 

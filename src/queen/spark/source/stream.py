@@ -137,7 +137,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         began = decode_offset(start)
-        # Everything before the start is done: Spark asks for the next batch once the one before is committed.
+        # Everything before the start is processed: Spark requests the next batch once the previous one is committed.
         self._mirror.move(began)
         ends = self._look() if self._target is None else self._target
         self._check_removed(began, ends)
@@ -166,7 +166,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return False
 
     def _is_below(self, least: int, ends: list[QueueEnds], starts: list[Numbers], waiting: list[Numbers]) -> bool:
-        """Whether what waits has fewer bytes; with more segments than are looked at, it has enough."""
+        """Whether the backlog has fewer bytes; with more segments than are examined, it has enough."""
         total = 0
         for segments, first, counts in zip(self._all_sizes(ends, starts, waiting), starts, waiting, strict=True):
             total += int(segments[:, 2].sum())
@@ -242,7 +242,7 @@ class QueenStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 return self._log.ends(queues)
             except NotFound:
-                # A queue that matched may be deleted before it is looked at: then it matches no longer.
+                # A queue that matched may be deleted before it is read: then it no longer matches.
                 if self._options.pattern is None or queues == queues_to_read(self._log, self._options):
                     raise
 

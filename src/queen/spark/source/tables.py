@@ -1,4 +1,4 @@
-"""What there is beside messages: dead letters, traces, items of topics, and how far groups are behind."""
+"""Tables beside messages: dead letters, traces, items of topics, and the lag of groups."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 -- What administrators did.
 
 -- name: audit_write
--- Note what was done, by whom and from where.
+-- Record a change, with its actor and address.
 INSERT INTO queen.audit (actor, address, action, object, status, before, after)
 VALUES ($1, $2, $3, $4, $5, $6::text::jsonb, $7::text::jsonb);
 

@@ -1,4 +1,4 @@
--- Queues, partitions, groups: who exists, made on first use.
+-- Queues, partitions, groups: looked up, and created on first use.
 
 -- name: queue_by_name
 -- One queue with all its options.

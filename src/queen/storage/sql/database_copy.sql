@@ -23,7 +23,7 @@ SELECT count(*) FILTER (WHERE (value ->> 'enabled')::boolean) = 2 AS resting,
 FROM queen.system_state WHERE key IN ('maintenance_mode', 'pop_maintenance_mode');
 
 -- name: copy_identity
--- What tells this database from any other, whatever address it was reached by.
+-- Identifies the database, whatever address it was reached by.
 SELECT (SELECT system_identifier FROM pg_control_system()) AS cluster, oid AS database
 FROM pg_database WHERE datname = current_database();
 

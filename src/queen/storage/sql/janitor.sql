@@ -79,7 +79,7 @@ LEFT JOIN LATERAL (
 
 -- name: raise_floors_aged
 -- Deliver nothing of partitions ($1, ascending) that is older than some seconds ($2) any more, looking at a number of
--- segments ($3) of each. A row for each that was changed; `full`: all the segments looked at are that old.
+-- segments ($3) of each. A row for each that was changed; `full`: all the segments examined are that old.
 WITH due AS MATERIALIZED (
     SELECT p.id, o.upto, o.full
     FROM unnest($1::bigint[]) AS i (id)

@@ -135,7 +135,7 @@ ORDER BY r.base_offset;
 
 -- name: unclaim
 -- Take back claims, leased or consumed at once, that were not delivered. When another session has claimed what comes after
--- meanwhile, only those are taken back that must not be passed over ($5): better twice than never.
+-- meanwhile, only those are taken back that must not be skipped ($5): they may be delivered twice, but are not lost.
 UPDATE queen.cursors c SET
     committed = i.lease_start,
     lease_id = CASE WHEN c.lease_start = i.lease_start THEN NULL ELSE c.lease_id END,

@@ -37,7 +37,7 @@ SELECT $1::bigint, $2::bigint, $3::integer, m.last_at, $4::bytea, $5::bytea FROM
 RETURNING created_at;
 
 -- name: lock_partitions
--- Lock partitions in order and say where they end.
+-- Lock partitions in order, and return where they end.
 SELECT id, next_offset FROM queen.partitions WHERE id = ANY($1::bigint[]) ORDER BY id FOR UPDATE;
 
 -- name: segment_ids_from

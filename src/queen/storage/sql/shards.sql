@@ -7,7 +7,7 @@ SELECT s.number, s.layout, s.next_layout, s.version,
 FROM queen.shard s;
 
 -- name: placement
--- Where a name lives that this shard has something to say about.
+-- The placement of a name, if this shard has a row for it.
 SELECT shard, move_id, arriving FROM queen.placements WHERE kind = $1 AND name = $2;
 
 -- name: arrivals
@@ -23,7 +23,7 @@ SELECT queen.complete_move($1) AS completed;
 SELECT id FROM queen.partitions WHERE id < $1 OR id >= $2 ORDER BY id;
 
 -- name: claim_topic_keys
--- Claim keys of namespaces for shards; says whose each one is, and for how long it has been.
+-- Claim keys of namespaces for shards; returns the owner of each, and since how many seconds.
 WITH made AS (
     INSERT INTO queen.topic_key_claims AS c (namespace, key, shard)
     SELECT i.namespace, i.key, CASE
@@ -42,7 +42,7 @@ FROM unnest($1::text[], $2::text[]) AS i (namespace, key)
 JOIN queen.topic_key_claims c ON c.namespace = i.namespace AND c.key = i.key;
 
 -- name: take_over_topic_key
--- Give a key to another shard, if it still is whose it was believed to be.
+-- Give a key to another shard, if its owner has not changed.
 UPDATE queen.topic_key_claims SET shard = $4, claimed_at = clock_timestamp()
 WHERE namespace = $1 AND key = $2 AND shard = $3 RETURNING shard;
 

@@ -92,7 +92,7 @@ class EphemeralAckBody(Body):
 
 
 class EphemeralPopQuery(Query):
-    """What a pop of an ephemeral queue asks for."""
+    """The parameters of a pop from an ephemeral queue."""
 
     queue: Annotated[Name, Meta(description="The queue.")]
     partition: Annotated[OptionalName, Meta(description="Only this partition.")] = ""

@@ -27,7 +27,7 @@ _Slot: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_PERMITS)]
 
 
 class Acquire(Body, tag_field="op", tag="acquire"):
-    """Take a permit, of which there are `limit`, the same for all who name the lock."""
+    """Take a permit, of which there are `limit`; all requests for the lock must give the same limit."""
 
     name: LockName
     ttl_seconds: _Ttl

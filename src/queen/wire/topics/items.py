@@ -174,7 +174,7 @@ class ReadyItem(msgspec.Struct, array_like=True):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Its place in the order of service."""
+        """The position in the order of service."""
         return self.priority, self.due, self.id
 
 

@@ -95,7 +95,7 @@ async def test_counters_come_at_once_and_go_on(api: Api) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_changes_are_told_to_the_listeners_of_every_worker(start_server: StartServer, workers: int) -> None:
+async def test_changes_are_sent_to_the_listeners_of_every_worker(start_server: StartServer, workers: int) -> None:
     servers = [await start_server(worker_id=number, num_workers=workers) for number in range(workers)]
     here, there = servers[0], servers[-1]
     topics = TopicApi(here)
@@ -123,7 +123,7 @@ async def test_changes_are_told_to_the_listeners_of_every_worker(start_server: S
         await stream.until("queue", queue="q", change="deleted")
 
 
-async def test_a_change_that_nobody_notified_of_is_told(api: Api, connection: Connection) -> None:
+async def test_a_change_without_a_notification_is_sent(api: Api, connection: Connection) -> None:
     await api.push("q", 1)
     async with listening(api) as stream:
         await stream.next("counters")
@@ -131,7 +131,7 @@ async def test_a_change_that_nobody_notified_of_is_told(api: Api, connection: Co
         await stream.until("queue", queue="by hand")
 
 
-async def test_dead_letters_are_told(api: Api) -> None:
+async def test_dead_letters_are_sent(api: Api) -> None:
     await api.configure("q", retryLimit=0)
     await api.push("q", 1, 2)
     async with listening(api) as stream:
@@ -142,7 +142,7 @@ async def test_dead_letters_are_told(api: Api) -> None:
         assert (await stream.until("counters"))["totals"]["deadLetters"] >= told["count"] > 0
 
 
-async def test_an_outage_of_postgresql_is_told_and_its_end(start_server: StartServer, proxy: Proxy) -> None:
+async def test_an_outage_of_postgresql_and_its_end_are_sent(start_server: StartServer, proxy: Proxy) -> None:
     api = await start_server(database_urls=(proxy.dsn,))
     async with listening(api) as stream:
         await stream.next("counters")
@@ -168,7 +168,7 @@ async def test_a_listener_that_leaves_is_forgotten(api: Api) -> None:
     await until(lambda: listeners(api) == 0)
 
 
-async def test_a_stream_ends_after_as_many_counters_as_were_asked_for(api: Api) -> None:
+async def test_a_stream_ends_after_the_requested_number_of_counters(api: Api) -> None:
     async with listening(api, limit=2) as stream:
         text = (await stream.answer.read()).decode()
     assert text.count("event: counters") == 2

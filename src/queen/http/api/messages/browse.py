@@ -52,8 +52,8 @@ _BULK_EXAMPLE = {"queue": "orders", "filter": {"status": "dead_letter", "where":
     of_groups=False,
     placement=Paged("messages", lambda message: message.created_at),
     summary="List messages",
-    description="Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` "
-    "is sent.",
+    description="Newest first, with the beginning of payloads if a `preview` is requested; of the last hour unless "
+    "`from` is sent.",
     query=MessagesQuery,
     returns={200: MessageList},
     errors=DATABASE,
@@ -81,7 +81,7 @@ async def messages(shard: Shard, call: Call[MessagesQuery, None]) -> MessageList
     of_groups=False,
     placement=by_queue(),
     summary="Search the messages of a queue",
-    description="With their payloads; partitions by name, each from its newest message back. A call looks at a bounded "
+    description="With their payloads; partitions by name, each from its newest message back. A call examines a bounded "
     "number of messages and answers with a `cursor` for the next, until there are no more.",
     query=SearchQuery,
     returns={200: SearchResult},

@@ -168,7 +168,7 @@ def _push_binary(api: Api, request: Request) -> Response | asyncio.Future[Respon
 
 
 def _producer(request: Request, producer: str) -> str | None:
-    """Who is noted as the producer, where an administrator says who it was."""
+    """The producer to record, where an administrator names another than the sender."""
     principal = request.principal
     if principal is None:
         # Without authentication there is no producer to record.

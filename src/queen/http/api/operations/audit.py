@@ -1,4 +1,4 @@
-"""What administrators did."""
+"""The audit log: changes by administrators."""
 
 from __future__ import annotations
 

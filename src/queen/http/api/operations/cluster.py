@@ -101,7 +101,7 @@ async def show_shared_state(api: Api, call: Call[None, None]) -> SharedState:
 
 
 def shared_state(broker: Broker) -> SharedState:
-    """What this worker shares with other hosts, and knows of them."""
+    """The state that this worker shares with other hosts, and their health."""
     stats, catalog = broker.peers.stats(), broker.catalog
     looked_up = catalog.hits + catalog.misses
     return SharedState(

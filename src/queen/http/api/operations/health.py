@@ -52,7 +52,7 @@ async def health(api: Api, call: Call[None, None]) -> Reply:
     "/livez",
     access=Access.PUBLIC,
     summary="Liveness probe",
-    description="Answered as long as the worker's event loop runs; PostgreSQL is not asked.",
+    description="Answered as long as the worker's event loop runs; PostgreSQL is not queried.",
     returns={200: Alive},
     example={"alive": True, "worker_id": 0},
 )

@@ -1,1 +1,1 @@
-"""What has a name: queues, groups, topics and streaming queries."""
+"""Resources: queues, groups, topics and streaming queries."""

@@ -73,7 +73,7 @@ _SORT_KEYS: Final[Mapping[str, Callable[[GroupSummary], Any]]] = {
 
 
 def _chosen(listed: Sequence[GroupSummary], query: GroupsQuery) -> list[GroupSummary] | GroupPage:
-    """What a query asks for of all groups, which are sorted by name."""
+    """The groups that a query selects; they are sorted by name."""
     text = query.search.lower()
     found = [
         one

@@ -141,8 +141,8 @@ async def enqueue(api: Api, request: Request) -> Response:
     names=names.topics_in_query,
     id="dequeue",
     summary="Lease the next items",
-    description="By priority (lower first), then by the time they became due, then by id. Nothing is given before its "
-    "`deliver_after`. Items that are not acknowledged before their lease expires are given again.",
+    description="By priority (lower first), then by the time they became due, then by id. Nothing is delivered before "
+    "its `deliver_after`. Items that are not acknowledged before their lease expires are redelivered.",
     query=DequeueQuery,
     returns={200: list[TopicItem]},
     errors=DATABASE,
@@ -205,7 +205,7 @@ async def ack(api: Api, request: Request) -> Response:
     names=names.refs(decode_nacks),
     id="nackItems",
     summary="Report that items failed",
-    description="They are given again after a backoff that doubles each time, or become dead letters: when their "
+    description="They are redelivered after a backoff that doubles each time, or become dead letters: when their "
     f"retries are used up, or at once with `dlq`. {_ONE}",
     query=IdsQuery,
     body=list[NackRef],

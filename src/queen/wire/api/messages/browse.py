@@ -199,7 +199,7 @@ class SearchedMessage(MessageInList, kw_only=True):
 
 
 class SearchResult(Answer):
-    """Messages that were found, and how many were looked at; while there is a `cursor`, the search goes on from it."""
+    """Messages that were found, and how many were examined; a `cursor` continues the search."""
 
     messages: list[SearchedMessage]
     scanned: Count

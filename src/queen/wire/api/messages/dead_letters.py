@@ -101,7 +101,7 @@ class PurgeQuery(_Filter):
 
 
 class DeadLetterReportQuery(Query):
-    """Which dead letters are looked at: the newest 100 000 that pass."""
+    """Which dead letters are examined: the newest 100 000 that match."""
 
     queue: Annotated[str, Meta(description="Only of this queue.")] = ""
     consumer_group: Annotated[str, Meta(description="Only of this group.")] = ""
@@ -116,7 +116,7 @@ class DeadLetterReportQuery(Query):
 
 
 class DeadLetterReason(Answer):
-    """Dead letters of a queue and group that died of the same; the ids are those of the newest."""
+    """Dead letters of a queue and group with the same error; the ids are those of the newest."""
 
     queue: str
     consumer_group: str | None
@@ -130,7 +130,7 @@ class DeadLetterReason(Answer):
 
 
 class DeadLetterReport(Answer):
-    """How many dead letters were looked at, and what they died of, the most frequent first.
+    """How many dead letters were examined, and the errors that caused them, the most frequent first.
 
     Errors that differ in ids, numbers and quoted texts alone are one.
     """

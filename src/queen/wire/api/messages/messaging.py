@@ -31,7 +31,7 @@ class PushResult(SnakeAnswer):
 
 
 class PushCounts(Answer):
-    """The outcome of the items of a binary push that asks for no more than that."""
+    """The outcome of the items of a binary push that requests counts only."""
 
     count: Count
     queued: Count
@@ -59,7 +59,7 @@ class Popped(Answer):
 
     `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
     the newest message of a partition, `conflation` is true; `conflationConflict`: the request asked otherwise.
-    A request that asks for conflation is answered so, without messages, where others are answered 204.
+    A request with conflation is answered so when there are no messages, where others are answered 204.
     """
 
     success: bool
@@ -191,7 +191,7 @@ class PushQuery(Query):
 
 
 class PopQuery(Query):
-    """What a pop asks for. `namespace` and `task` are accepted and not used where a queue is named."""
+    """The parameters of a pop. `namespace` and `task` are accepted and not used where a queue is named."""
 
     batch: _Batch | None = None
     wait: Annotated[bool, Meta(description="Wait for messages when there are none.")] = False
@@ -238,7 +238,7 @@ class PopQuery(Query):
 
 
 class NamespacePopQuery(PopQuery):
-    """What a pop over the queues of a namespace, of a task, or of both asks for: one of them is required."""
+    """The parameters of a pop over the queues of a namespace, of a task, or of both: one of them is required."""
 
 
 class ConsumeQuery(Query):

@@ -54,7 +54,7 @@ OUT_OF_RANGE: Final = "OFFSET_OUT_OF_RANGE"
 UNKNOWN_PARTITION: Final = "UNKNOWN_TOPIC_OR_PARTITION"
 
 _Bytes: TypeAlias = Annotated[
-    int, Meta(ge=1, le=FARTHEST, description="At most 8 MiB are read, whatever is asked for.")
+    int, Meta(ge=1, le=FARTHEST, description="At most 8 MiB are read, even if more is requested.")
 ]
 
 
@@ -99,7 +99,7 @@ class FetchedEntry(Answer):
 
 
 class Fetched(Answer):
-    """One entry for each that was asked for, in the same order."""
+    """One entry for each that was requested, in the same order."""
 
     entries: list[FetchedEntry]
 
@@ -114,7 +114,7 @@ class ChangedEntry(Body):
 
 
 class ChangedBody(Body):
-    """Queues whose partitions are asked for."""
+    """Queues whose partitions are requested."""
 
     entries: list[ChangedEntry]
 
@@ -139,7 +139,7 @@ class ChangedPartitions(Answer):
 
 
 class Changed(Answer):
-    """One entry for each that was asked for. Every write before `safeTime` is counted: it is the next `since`."""
+    """One entry for each that was requested. Every write before `safeTime` is included: it is the next `since`."""
 
     entries: list[ChangedPartitions]
     safe_time: Time

@@ -153,7 +153,7 @@ class PopLagPoint(PopLag):
 
 
 class WorkerSummary(Answer):
-    """The sums over the time that was looked at, and what is pending now."""
+    """The sums over the time range, and what is pending now."""
 
     total_push_messages: Count
     total_pop_messages: Count

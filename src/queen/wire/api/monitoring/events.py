@@ -1,4 +1,4 @@
-"""What the stream of events says."""
+"""Structs of the stream of events."""
 
 from __future__ import annotations
 

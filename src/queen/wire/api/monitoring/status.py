@@ -28,7 +28,7 @@ Interval: TypeAlias = Literal["minute", "hour", "day"]
 
 
 class TimeRange(Answer, rename={"since": "from"}):
-    """The time that was looked at."""
+    """The time range of the figures."""
 
     since: Time
     to: Time
@@ -72,7 +72,7 @@ class StatusQueue(Answer):
 
 
 class Requests(Answer):
-    """Requests in the time that was looked at."""
+    """Requests within the time range."""
 
     push: Count
     pop: Count
@@ -88,7 +88,7 @@ class BatchEfficiency(Answer):
 
 
 class StatusMessages(Answer):
-    """Messages now (`total`: ever pushed), and requests in the time that was looked at."""
+    """Messages now (`total`: ever pushed), and requests within the time range."""
 
     total: Count
     pending: Count
@@ -110,7 +110,7 @@ class Leases(Answer):
 
 
 class TopError(Answer):
-    """What the newest dead letters died of."""
+    """The most frequent errors of the newest dead letters."""
 
     error: str
     count: Count
@@ -139,7 +139,7 @@ class SeenWorker(Answer):
 
 
 class Errors(Answer):
-    """What went wrong in the time that was looked at."""
+    """Errors within the time range."""
 
     db_errors: Count
     ack_failed: Count
@@ -223,7 +223,7 @@ class WatchedPartition(Answer):
 
 
 class QueueStatus(Answer):
-    """One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for."""
+    """The statistics of one queue. `next` is the `after` of the next page of partitions."""
 
     queue: WatchedQueue
     partitions: list[WatchedPartition]
@@ -289,7 +289,9 @@ class StatusQueuesQuery(Page):
 class QueueStatusQuery(Page):
     """Which partitions of the queue are shown."""
 
-    include_partitions: Annotated[bool, Meta(description="Whether any is, beside the totals of the queue.")] = True
+    include_partitions: Annotated[
+        bool, Meta(description="Whether partitions are listed, besides the totals of the queue.")
+    ] = True
     after: Annotated[OptionalName, Meta(description="Partitions after this name: `next` of the page before.")] = ""
 
 

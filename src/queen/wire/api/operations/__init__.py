@@ -1,1 +1,1 @@
-"""What operators do: maintenance modes, cluster, system, audit log, health."""
+"""Operations: maintenance modes, cluster, system, audit log, health."""

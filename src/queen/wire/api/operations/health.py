@@ -42,4 +42,4 @@ class Readiness(SnakeAnswer):
     pushes: Literal["stored", "buffered", "refused"]
     worker_id: int
     warnings: list[str]
-    """What an operator should know although requests are served: that authentication is off, say."""
+    """Warnings for operators, such as that authentication is off."""

@@ -16,7 +16,7 @@ class MigrationTarget(Body, kw_only=True):
     port: str | int = "5432"
     database: str = ""
     user: str = ""
-    password: Annotated[str, Meta(description="Kept nowhere, and shown nowhere.")] = ""
+    password: Annotated[str, Meta(description="Neither stored nor shown.")] = ""
     ssl: Annotated[bool, Meta(description="Whether TLS is required; it is used where the target has it.")] = False
 
 

@@ -1,4 +1,4 @@
-"""What the server says of itself: its settings, shards, streaming queries, pipelines and connections."""
+"""The server itself: its settings, shards, streaming queries, pipelines and connections."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class PeerView(_Answer):
 
 
 class PeerList(_Answer):
-    """Who is connected to this host, whose worker `workerId` answers, the most connections first."""
+    """The clients connected to this host, the most connections first; `workerId` is the worker that answers."""
 
     worker_id: int
     workers: int

@@ -196,7 +196,7 @@ Within: TypeAlias = Annotated[
     Meta(
         ge=0,
         le=60_000,
-        description="Milliseconds. If counting takes longer, an estimate; the exact count is for who asks again.",
+        description="Milliseconds. If counting takes longer, an estimate; a later request gets the exact count.",
     ),
 ]
 
@@ -335,7 +335,7 @@ class GroupsQuery(Query):
     ] = ""
     namespace: Annotated[OptionalName, Meta(description="Only on queues of this namespace.")] = ""
     task: Annotated[OptionalName, Meta(description="Only on queues of this task.")] = ""
-    lagging: Annotated[bool, Meta(description="Only groups that have messages before them.")] = False
+    lagging: Annotated[bool, Meta(description="Only groups that have messages left to consume.")] = False
     sort: Annotated[
         Literal["name", "queue", "lag", "time"],
         Meta(description="What they are sorted by: names ascending, `lag` in messages and in `time` descending."),

@@ -213,7 +213,7 @@ class PartitionInList(PartitionView):
 
 
 class QueueView(Answer):
-    """A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
+    """A queue with its partitions, by name. `next` is the `after` of the next page of them.
 
     `totals` are those of the queue, whatever part of its partitions is shown.
     """
@@ -258,7 +258,7 @@ class QueueDepth(Answer):
 
 
 class DepthQuery(Query):
-    """Whose backlog is asked for."""
+    """The consumer group whose backlog is requested."""
 
     group: Annotated[OptionalName, Meta(description="Only this consumer group.")] = ""
 

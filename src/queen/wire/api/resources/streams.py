@@ -67,7 +67,7 @@ class Cycle:
 
 
 class StateQuery(msgspec.Struct, frozen=True):
-    """Which state is asked for; filters that are given must all match."""
+    """Which state is requested; filters that are given must all match."""
 
     query_id: _UuidText
     partition_id: _UuidText

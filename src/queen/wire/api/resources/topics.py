@@ -224,13 +224,13 @@ class _DequeueOptions(NamespaceQuery):
 
 
 class DequeueQuery(_DequeueOptions, kw_only=True):
-    """What a dequeue asks for."""
+    """The parameters of a dequeue."""
 
     topic: _Topic
 
 
 class DequeueManyQuery(_DequeueOptions):
-    """What a dequeue from several topics asks for."""
+    """The parameters of a dequeue from several topics."""
 
     topics: Annotated[
         str, Meta(description="A JSON array of topics, up to 1000; all of the namespace when absent.")
