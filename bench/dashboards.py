@@ -19,13 +19,15 @@ import itertools
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-import aiohttp
+import uvloop
 
 from bench.generator import Generator
 from bench.processes import Usage
@@ -35,8 +37,8 @@ STREAM = "/api/v1/events"
 # What dashboard/src/pages/Overview.vue and App.vue ask for while everything changes, and every how many seconds.
 POLLED = {
     "/api/v1/resources/overview": 5,
-    "/api/v1/consumer-groups?limit=8&sort=time&order=desc": 2,
-    "/api/v1/status/queues?sort=pending&order=desc&limit=8": 2,
+    "/api/v1/consumer-groups?limit=8&sort=time&order=desc": 5,
+    "/api/v1/status/queues?sort=pending&order=desc&limit=8": 5,
     "/api/v1/status?includeQueues=false": 15,
     "/api/v1/analytics/queue-ops?busiest=0": 15,
     "/api/v1/analytics/retention": 15,
@@ -62,7 +64,10 @@ STORED = (
     "SELECT coalesce(sum(p.next_offset), 0)::bigint FROM queen.partitions p"
     " JOIN queen.queues q ON q.id = p.queue_id WHERE q.name = 'load'"
 )
+LENGTH = re.compile(rb"(?i)\r\ncontent-length: *([0-9]+)")
+BROWSER = "Accept-Encoding: gzip, deflate, br\r\nAccept-Language: en\r\nUser-Agent: bench\r\n"
 START_WITHIN_SECONDS = 60
+SWITCH_SECONDS = 0.05
 WARM_SECONDS = 5.0
 # Longer than any run: it is ended after the last slice.
 LOAD_SECONDS = 6 * 3600.0
@@ -85,60 +90,121 @@ class Slice:
         return self.server + self.postgres
 
 
-def watch(url: str, dashboards: int, stop: Any, looking: Any, ready: Any, report: Any) -> None:
+class Connection(asyncio.Protocol):
+    """A connection of a page to the server. Answers are read, not decoded: pages do that on machines of their own."""
+
+    def __init__(self, host: str) -> None:
+        self._headers = f"Host: {host}\r\n{BROWSER}\r\n"
+        self._transport: asyncio.Transport | None = None
+        self._received = b""
+        self._end = 0
+        self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # That of uvloop is none of asyncio's by its class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionError("the server has closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        if self._answered.done():
+            return  # Of the stream, whose headers have come.
+        self._received += data
+        if not self._end:
+            head, end, _ = self._received.partition(b"\r\n\r\n")
+            if not end:
+                return
+            if not head.startswith(b"HTTP/1.1 200 "):
+                self._fail(RuntimeError(self._received.decode()))
+                return
+            length = LENGTH.search(head)
+            self._end = len(head) + len(end) + (int(length[1]) if length else 0)
+        if len(self._received) >= self._end:
+            self._answered.set_result(None)
+
+    async def get(self, path: str, accept: str = "application/json") -> None:
+        """Returns when all of the answer is there; of the stream, when it has begun."""
+        assert self._transport is not None
+        self._received, self._end = b"", 0
+        self._answered = asyncio.get_running_loop().create_future()
+        self._transport.write(f"GET {path} HTTP/1.1\r\nAccept: {accept}\r\n{self._headers}".encode())
+        await self._answered
+
+    @property
+    def closed(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _fail(self, error: Exception) -> None:
+        if not self._answered.done():
+            self._answered.set_exception(error)
+
+
+async def look(target: tuple[str, int], seconds: Iterator[int], took: dict[str, list[float]], ready: Any) -> None:
+    """A page that is open until it is cancelled.
+
+    `seconds` goes on after a pause: every slice has its share of what is seldom asked for, and none the rush of an
+    opening.
+    """
+    loop = asyncio.get_running_loop()
+    connect = partial(Connection, f"{target[0]}:{target[1]}")
+    (_, stream), (_, calls) = [await loop.create_connection(connect, *target) for _ in range(2)]
+    try:
+        await stream.get(STREAM, "text/event-stream")
+        due = loop.time()
+        for number, second in enumerate(seconds):
+            for path, every in POLLED.items():
+                if second % every:
+                    continue
+                begun = time.monotonic()
+                await calls.get(path)
+                took[path].append(time.monotonic() - begun)
+            if not number:
+                ready.set()
+            due = max(due + 1, loop.time())
+            await asyncio.sleep(due - loop.time())
+            if stream.closed:
+                raise RuntimeError("the stream has ended")
+    finally:
+        stream.close()
+        calls.close()
+
+
+def watch(host: str, port: int, dashboards: int, stop: Any, looking: Any, ready: Any, report: Any) -> None:
     """The dashboards, in their own process; they report their CPU seconds and the latency of each path.
 
     While `looking` is not set they are hidden tabs, which have no stream and ask for nothing.
     """
 
-    async def listen(session: aiohttp.ClientSession) -> None:
-        async with session.get(url + STREAM, timeout=aiohttp.ClientTimeout(total=None)) as answer:
-            answer.raise_for_status()
-            async for _ in answer.content.iter_any():
-                pass
-
-    async def look(session: aiohttp.ClientSession, took: dict[str, list[float]], seconds: Iterator[int]) -> None:
-        stream = asyncio.create_task(listen(session))
-        try:
-            for second in seconds:
-                due = time.monotonic() + 1
-                for path, every in POLLED.items():
-                    if second % every:
-                        continue
-                    begun = time.monotonic()
-                    async with session.get(url + path) as answer:
-                        answer.raise_for_status()
-                        await answer.read()
-                    took[path].append(time.monotonic() - begun)
-                ready.set()
-                while time.monotonic() < due:
-                    if stop.is_set() or not looking.is_set():
-                        return
-                    await asyncio.sleep(0.05)
-                if stream.done():
-                    stream.result()
-                    raise RuntimeError("the stream has ended")
-        finally:
-            stream.cancel()
-
-    async def dashboard(number: int, took: dict[str, list[float]]) -> None:
-        # Goes on after a pause: every slice has its share of what is seldom asked for, and none the rush of an opening.
-        seconds = itertools.count(number)
-        async with aiohttp.ClientSession() as session:
-            while not stop.is_set():
-                if looking.is_set():
-                    await asyncio.sleep(number / dashboards)
-                    await look(session, took, seconds)
-                await asyncio.sleep(0.05)
+    async def page(number: int, seconds: Iterator[int], took: dict[str, list[float]]) -> None:
+        await asyncio.sleep(number / dashboards)
+        await look((host, port), seconds, took, ready)
 
     async def run() -> None:
         took: dict[str, list[float]] = {path: [] for path in POLLED}
-        before = os.times()
-        await asyncio.gather(*(dashboard(number, took) for number in range(dashboards)))
-        after = os.times()
-        report.put((after.user + after.system - before.user - before.system, took))
+        seconds = [itertools.count(number) for number in range(dashboards)]
+        used = 0.0
+        while not stop.is_set():
+            if not looking.is_set():
+                await asyncio.sleep(SWITCH_SECONDS)
+                continue
+            before = time.process_time()
+            pages = [asyncio.create_task(page(number, seconds[number], took)) for number in range(dashboards)]
+            while looking.is_set() and not stop.is_set():
+                done, _ = await asyncio.wait(pages, timeout=SWITCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+            for one in pages:
+                one.cancel()
+            await asyncio.gather(*pages, return_exceptions=True)
+            used += time.process_time() - before
+        report.put((used, took))
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 class Dashboards:
@@ -148,10 +214,8 @@ class Dashboards:
         context = multiprocessing.get_context("spawn")
         self._stop, self._looking, self._ready = context.Event(), context.Event(), context.Event()
         self._report = context.Queue()
-        url = f"http://{target.host}:{target.port}"
-        self._process = context.Process(
-            target=watch, args=(url, dashboards, self._stop, self._looking, self._ready, self._report)
-        )
+        told = (target.host, target.port, dashboards, self._stop, self._looking, self._ready, self._report)
+        self._process = context.Process(target=watch, args=told)
         self._process.start()
 
     async def switch(self, looking: bool) -> None:
@@ -243,7 +307,10 @@ async def measure(arguments: argparse.Namespace) -> None:
             await connection.close()
     report(alone, looked_at)
     looked = arguments.pairs * (arguments.slice + SETTLE_SECONDS) + 10.0
-    print(f"the dashboards' own CPU: {own / looked:.3f} cores of {os.cpu_count()}")
+    print(
+        f"the dashboards themselves, which share the {os.cpu_count()} cores: {1000 * own / looked:.0f} ms of CPU a"
+        f" second, {own / looked / (os.cpu_count() or 1):.2%} of the machine"
+    )
     taken = (busy - quiet) / (os.cpu_count() or 1)
     each = 1000 * (busy - quiet) / arguments.dashboards
     print(

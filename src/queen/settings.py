@@ -590,7 +590,7 @@ class Settings:
         2000,
         DURATION_MS,
         "Maximum cache time of status responses that took over 5 ms to compute: 100 times the computing time, at "
-        "most this, but at least 10 times; 0: no cache.",
+        "most this, but at least 10 times; 0: no cache. Counts of all queues and groups: up to 2.5 times as long.",
         "ms",
     )
 

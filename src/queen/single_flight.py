@@ -26,6 +26,8 @@ _SLOW_SECONDS: Final = 0.25
 _OUTDATED_SECONDS: Final = 300.0
 _OUTDATED_TIMES: Final = 200
 """How much older than it takes an earlier result may be."""
+_SHARED_TIMES: Final = 2.5
+"""How much longer than a view a result may be kept of which several are made."""
 _WARM_TIMES: Final = 100
 _WARM_SECONDS: Final = 600.0
 
@@ -184,6 +186,7 @@ class SingleFlightCache(Generic[T]):
 class SharedResult(Generic[T]):
     """One result that many views need: computed once for concurrent requests, and kept for `cache_seconds`.
 
+    It may be kept longer than a view: a view that is asked for again and again does not mean to count again each time.
     Where computing takes long no caller waits for it: callers get the last result while the next is computed.
     """
 
@@ -202,7 +205,7 @@ class SharedResult(Generic[T]):
         """The result: the kept one, or a new one; while a slow one is computed, the one before."""
         age = self._clock() - self._computed_at
         if self._last is not None:
-            if age < cache_seconds(self._took, self._most_seconds):
+            if age < cache_seconds(self._took, _SHARED_TIMES * self._most_seconds):
                 return self._last
             if self._took >= _SLOW_SECONDS and age < max(_OUTDATED_SECONDS, _OUTDATED_TIMES * self._took):
                 self._flight()
