@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = b""
         self._end = 0
-        self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answered: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # That of uvloop is none of asyncio's by its class.
@@ -108,7 +108,7 @@ class Connection(asyncio.Protocol):
         self._fail(ConnectionError("the server has closed the connection"))
 
     def data_received(self, data: bytes) -> None:
-        if self._answered.done():
+        if self._answered is None or self._answered.done():
             return  # Of the stream, whose headers have come.
         self._received += data
         if not self._end:
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _fail(self, error: Exception) -> None:
-        if not self._answered.done():
+        if self._answered is not None and not self._answered.done():
             self._answered.set_exception(error)
 
 
