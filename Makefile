@@ -101,7 +101,7 @@ dashboard: setup ## Build the dashboard, with the types of the API as they are n
 	$(BIN)/python -m tests.dashboard.openapi > dashboard/openapi.json
 	cd dashboard && npm install --ignore-scripts --no-audit --no-save && npm run types && npm run build
 
-screenshots: setup ## Take the pictures of docs/dashboard.md; needs chromium.
+screenshots: setup ## Take the pictures of docs/dashboard.md; needs chromium-headless-shell or chromium.
 	$(BIN)/python -m tests.dashboard.screenshots $(ARGS)
 
 constraints: setup ## Write the versions installed now to constraints.txt.

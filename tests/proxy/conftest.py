@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,12 +18,12 @@ from queen.proxy.app import Proxy
 from queen.proxy.passwords import hash_password
 from queen.proxy.settings import ProxySettings
 from tests.conftest import StartServer
+from tests.dashboard.browser import ARGUMENTS, chromium
 from tests.http.auth.issuer import SECRET
 from tests.proxy.provider import Provider
 from tests.support.api import Api
 from tests.support.ports import free_port
 
-CHROMIUM = "/usr/bin/chromium"
 PASSWORD = "correct horse battery"
 
 
@@ -67,15 +66,13 @@ def _cheap_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("queen.proxy.passwords._DECOY", cheap.hash("no password at all"))
 
 
-_HAS_CHROMIUM = Path(CHROMIUM).exists()
-
-
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
-    if not _HAS_CHROMIUM:
+    executable = chromium()
+    if executable is None:
         pytest.skip("needs Debian's chromium")
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = await playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
         yield browser
         await browser.close()
 
