@@ -753,7 +753,7 @@ export interface paths {
         };
         /**
          * List messages
-         * @description Newest first; of payloads the beginning, if a `preview` is asked for; of the last hour unless `from` is sent.
+         * @description Newest first, with the beginning of payloads if a `preview` is requested; of the last hour unless `from` is sent.
          *
          *     Access: read-only.
          */
@@ -775,7 +775,7 @@ export interface paths {
         };
         /**
          * Search the messages of a queue
-         * @description With their payloads; partitions by name, each from its newest message back. A call looks at a bounded number of messages and answers with a `cursor` for the next, until there are no more.
+         * @description With their payloads; partitions by name, each from its newest message back. A call examines a bounded number of messages and answers with a `cursor` for the next, until there are no more.
          *
          *     Access: read-only.
          */
@@ -2157,7 +2157,7 @@ export interface paths {
         };
         /**
          * Lease the next items (as mqueue does)
-         * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease expires are given again.
+         * @description By priority (lower first), then by the time they became due, then by id. Nothing is delivered before its `deliver_after`. Items that are not acknowledged before their lease expires are redelivered.
          *
          *     Access: read-write.
          */
@@ -2179,7 +2179,7 @@ export interface paths {
         };
         /**
          * Lease the next items
-         * @description By priority (lower first), then by the time they became due, then by id. Nothing is given before its `deliver_after`. Items that are not acknowledged before their lease expires are given again.
+         * @description By priority (lower first), then by the time they became due, then by id. Nothing is delivered before its `deliver_after`. Items that are not acknowledged before their lease expires are redelivered.
          *
          *     Access: read-write.
          */
@@ -2269,7 +2269,7 @@ export interface paths {
         put?: never;
         /**
          * Report that items failed (as mqueue does)
-         * @description They are given again after a backoff that doubles each time, or become dead letters: when their retries are used up, or at once with `dlq`. One item may be sent without the array.
+         * @description They are redelivered after a backoff that doubles each time, or become dead letters: when their retries are used up, or at once with `dlq`. One item may be sent without the array.
          *
          *     Access: read-write.
          */
@@ -2291,7 +2291,7 @@ export interface paths {
         put?: never;
         /**
          * Report that items failed
-         * @description They are given again after a backoff that doubles each time, or become dead letters: when their retries are used up, or at once with `dlq`. One item may be sent without the array.
+         * @description They are redelivered after a backoff that doubles each time, or become dead letters: when their retries are used up, or at once with `dlq`. One item may be sent without the array.
          *
          *     Access: read-write.
          */
@@ -3247,7 +3247,7 @@ export interface paths {
         };
         /**
          * Liveness probe
-         * @description Answered as long as the worker's event loop runs; PostgreSQL is not asked.
+         * @description Answered as long as the worker's event loop runs; PostgreSQL is not queried.
          *
          *     Access: public.
          */
@@ -3447,7 +3447,7 @@ export interface components {
         };
         /**
          * Acquire
-         * @description Take a permit, of which there are `limit`, the same for all who name the lock.
+         * @description Take a permit, of which there are `limit`; all requests for the lock must give the same limit.
          */
         Acquire: {
             /** @enum {unknown} */
@@ -3715,7 +3715,7 @@ export interface components {
         };
         /**
          * Changed
-         * @description One entry for each that was asked for. Every write before `safeTime` is counted: it is the next `since`.
+         * @description One entry for each that was requested. Every write before `safeTime` is included: it is the next `since`.
          */
         Changed: {
             entries: components["schemas"]["ChangedPartitions"][];
@@ -3724,7 +3724,7 @@ export interface components {
         };
         /**
          * ChangedBody
-         * @description Queues whose partitions are asked for.
+         * @description Queues whose partitions are requested.
          */
         ChangedBody: {
             entries: components["schemas"]["ChangedEntry"][];
@@ -3993,7 +3993,7 @@ export interface components {
         };
         /**
          * DeadLetterReason
-         * @description Dead letters of a queue and group that died of the same; the ids are those of the newest.
+         * @description Dead letters of a queue and group with the same error; the ids are those of the newest.
          */
         DeadLetterReason: {
             queue: string;
@@ -4011,7 +4011,7 @@ export interface components {
         };
         /**
          * DeadLetterReport
-         * @description How many dead letters were looked at, and what they died of, the most frequent first.
+         * @description How many dead letters were examined, and the errors that caused them, the most frequent first.
          *
          *         Errors that differ in ids, numbers and quoted texts alone are one.
          */
@@ -4314,7 +4314,7 @@ export interface components {
         };
         /**
          * Errors
-         * @description What went wrong in the time that was looked at.
+         * @description Errors within the time range.
          */
         Errors: {
             dbErrors: number;
@@ -4402,7 +4402,7 @@ export interface components {
         FetchBody: {
             entries: components["schemas"]["FetchEntry"][];
             /**
-             * @description At most 8 MiB are read, whatever is asked for.
+             * @description At most 8 MiB are read, even if more is requested.
              * @default 8388608
              */
             maxBytes?: number;
@@ -4418,14 +4418,14 @@ export interface components {
             /** @default 0 */
             offset?: number;
             /**
-             * @description At most 8 MiB are read, whatever is asked for.
+             * @description At most 8 MiB are read, even if more is requested.
              * @default 8388608
              */
             maxBytes?: number;
         };
         /**
          * Fetched
-         * @description One entry for each that was asked for, in the same order.
+         * @description One entry for each that was requested, in the same order.
          */
         Fetched: {
             entries: components["schemas"]["FetchedEntry"][];
@@ -5064,7 +5064,7 @@ export interface components {
         };
         /**
          * LooseItem
-         * @description An item whose fields have not been looked at. `data` stands for `payload`; the last three are never read.
+         * @description An item whose fields have not been checked. `data` stands for `payload`; the last three are never read.
          */
         LooseItem: {
             /** @default null */
@@ -5302,7 +5302,7 @@ export interface components {
             /** @default  */
             user?: string;
             /**
-             * @description Kept nowhere, and shown nowhere.
+             * @description Neither stored nor shown.
              * @default
              */
             password?: string;
@@ -5357,7 +5357,7 @@ export interface components {
             /** @default  */
             user?: string;
             /**
-             * @description Kept nowhere, and shown nowhere.
+             * @description Neither stored nor shown.
              * @default
              */
             password?: string;
@@ -5632,7 +5632,7 @@ export interface components {
         };
         /**
          * PeerList
-         * @description Who is connected to this host, whose worker `workerId` answers, the most connections first.
+         * @description The clients connected to this host, the most connections first; `workerId` is the worker that answers.
          */
         PeerList: {
             workerId: number;
@@ -5811,7 +5811,7 @@ export interface components {
          *
          *         `partition` and `partitionId` are those of the first message; each message has its own. Where the group gets only
          *         the newest message of a partition, `conflation` is true; `conflationConflict`: the request asked otherwise.
-         *         A request that asks for conflation is answered so, without messages, where others are answered 204.
+         *         A request with conflation is answered so when there are no messages, where others are answered 204.
          */
         Popped: {
             success: boolean;
@@ -5921,7 +5921,7 @@ export interface components {
         };
         /**
          * PushCounts
-         * @description The outcome of the items of a binary push that asks for no more than that.
+         * @description The outcome of the items of a binary push that requests counts only.
          */
         PushCounts: {
             count: number;
@@ -6194,7 +6194,7 @@ export interface components {
         };
         /**
          * QueueStatus
-         * @description One queue as it is watched. `next` is the name `after` which the rest of its partitions is to be asked for.
+         * @description The statistics of one queue. `next` is the `after` of the next page of partitions.
          */
         QueueStatus: {
             queue: components["schemas"]["WatchedQueue"];
@@ -6204,7 +6204,7 @@ export interface components {
         };
         /**
          * QueueView
-         * @description A queue with its partitions, by name. `next` is the name `after` which the rest of them is to be asked for.
+         * @description A queue with its partitions, by name. `next` is the `after` of the next page of them.
          *
          *         `totals` are those of the queue, whatever part of its partitions is shown.
          */
@@ -6398,7 +6398,7 @@ export interface components {
         };
         /**
          * Requests
-         * @description Requests in the time that was looked at.
+         * @description Requests within the time range.
          */
         Requests: {
             push: number;
@@ -6554,7 +6554,7 @@ export interface components {
         };
         /**
          * SearchResult
-         * @description Messages that were found, and how many were looked at; while there is a `cursor`, the search goes on from it.
+         * @description Messages that were found, and how many were examined; a `cursor` continues the search.
          */
         SearchResult: {
             messages: components["schemas"]["SearchedMessage"][];
@@ -6874,7 +6874,7 @@ export interface components {
         };
         /**
          * StateQuery
-         * @description Which state is asked for; filters that are given must all match.
+         * @description Which state is requested; filters that are given must all match.
          */
         StateQuery: {
             /** Format: uuid */
@@ -6913,7 +6913,7 @@ export interface components {
         };
         /**
          * StatusMessages
-         * @description Messages now (`total`: ever pushed), and requests in the time that was looked at.
+         * @description Messages now (`total`: ever pushed), and requests within the time range.
          */
         StatusMessages: {
             total: number;
@@ -7297,7 +7297,7 @@ export interface components {
         };
         /**
          * TimeRange
-         * @description The time that was looked at.
+         * @description The time range of the figures.
          */
         TimeRange: {
             /** Format: date-time */
@@ -7403,7 +7403,7 @@ export interface components {
         };
         /**
          * TopError
-         * @description What the newest dead letters died of.
+         * @description The most frequent errors of the newest dead letters.
          */
         TopError: {
             error: string;
@@ -7846,7 +7846,7 @@ export interface components {
         };
         /**
          * WorkerSummary
-         * @description The sums over the time that was looked at, and what is pending now.
+         * @description The sums over the time range, and what is pending now.
          */
         WorkerSummary: {
             totalPushMessages: number;
@@ -10119,7 +10119,7 @@ export interface operations {
                 namespace?: string;
                 /** @description Only on queues of this task. */
                 task?: string;
-                /** @description Only groups that have messages before them. */
+                /** @description Only groups that have messages left to consume. */
                 lagging?: boolean;
                 /** @description What they are sorted by: names ascending, `lag` in messages and in `time` descending. */
                 sort?: "lag" | "name" | "queue" | "time";
@@ -11175,7 +11175,7 @@ export interface operations {
                 partition?: string;
                 /** @description The largest number of entries to return; a number out of range becomes the nearest in range. */
                 limit?: number;
-                /** @description Milliseconds. If counting takes longer, an estimate; the exact count is for who asks again. */
+                /** @description Milliseconds. If counting takes longer, an estimate; a later request gets the exact count. */
                 within?: number;
             };
             header?: never;
@@ -14251,7 +14251,7 @@ export interface operations {
                 limit?: number;
                 /** @description The number of entries to skip. */
                 offset?: number;
-                /** @description Whether any is, beside the totals of the queue. */
+                /** @description Whether partitions are listed, besides the totals of the queue. */
                 includePartitions?: boolean;
                 /** @description Partitions after this name: `next` of the page before. */
                 after?: string;
