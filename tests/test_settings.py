@@ -34,6 +34,7 @@ def test_a_variable_replaces_the_default_and_an_override_replaces_the_variable()
     ("variable", "value", "message"),
     [
         ("PORT", "abc", "PORT=abc: expected an integer from 1 to 65535"),
+        ("DEFAULT_BATCH_SIZE", "10001", "DEFAULT_BATCH_SIZE=10001: expected an integer from 1 to 10000"),
         ("PORT", "0", "PORT=0: expected an integer from 1 to 65535"),
         ("PORT", "6_632", "PORT=6_632: expected an integer from 1 to 65535"),
         ("PG_USE_SSL", "yes", "PG_USE_SSL=yes: expected true, 1, false, 0 or empty"),

@@ -193,7 +193,7 @@ class Settings:
     db_lock_timeout: int = setting(10000, DURATION_MS, "Lock timeout of PostgreSQL; 0: none.", "ms")
 
     default_timeout: int = setting(30000, DURATION_MS, "Default long-poll timeout of a pop.", "ms")
-    default_batch_size: int = setting(1, whole(1, 100000), "Default batch size of a pop.")
+    default_batch_size: int = setting(1, whole(1, 10_000), "Default batch size of a pop.")
     default_subscription_mode: SubscriptionMode = setting(
         "",
         one_of(SubscriptionMode),

@@ -8,12 +8,15 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 import asyncpg
 import pytest
 
 from queen.errors import DatabaseUnavailable, Overloaded
-from queen.storage.database import Database, unavailable_reason
+from queen.storage.database import Database, Transaction, TransactionAborted, unavailable_reason
+from tests.support.ageing import until
 from tests.support.database import Connection
 
 
@@ -41,6 +44,48 @@ async def test_a_held_lock_is_tried_again(dsn: str, connection: Connection) -> N
                 await fetch("lock_partitions", [1])
     async with link.transaction():
         assert len(await link.fetch("lock_partitions", [1])) == 1
+    await database.close()
+
+
+async def test_a_statement_that_lost_a_deadlock_is_repeated_and_a_transaction_says_so(
+    dsn: str, connection: Connection
+) -> None:
+    await connection.execute("INSERT INTO queen.queues (name) VALUES ('q')")
+    await connection.execute("INSERT INTO queen.partitions (queue_id, name) VALUES (1, 'p'), (1, 'q')")
+    # The other session is to give way: it looks for a deadlock first.
+    await connection.execute("SET deadlock_timeout = '5s'")
+    database = Database(dsn, lock_timeout_ms=0, statement_timeout_ms=0)
+    link = database.link()
+
+    async def waits() -> bool:
+        found: bool = await connection.fetchval("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+        return found
+
+    async def deadlocked(work: Callable[[], Awaitable[object]]) -> object:
+        """Run something that locks both partitions in order beside a session that locks them the other way round."""
+        while True:
+            try:
+                async with connection.transaction():
+                    await connection.execute("SELECT FROM queen.partitions WHERE id = 2 FOR UPDATE")
+                    working = asyncio.ensure_future(work())
+                    await until(waits)
+                    await connection.execute("SELECT FROM queen.partitions WHERE id = 1 FOR UPDATE")
+                return await working
+            except asyncpg.DeadlockDetectedError:
+                # The machine was so busy that the other had looked before.
+                await working
+
+    async def lock_in(begin: Callable[[], AbstractAsyncContextManager[Transaction | None]]) -> object:
+        async with begin() as own:
+            return await (own or link).fetch("lock_partitions", [1, 2])
+
+    async with asyncio.timeout(60):
+        for fetch in (link.fetch, database.fetch):
+            lock_both = partial(fetch, "lock_partitions", [1, 2])
+            assert await deadlocked(lock_both) == await lock_both()
+        for begin in (link.transaction, database.transaction):
+            with pytest.raises(TransactionAborted, match=r"try again soon \(deadlock detected\)$"):
+                await deadlocked(partial(lock_in, begin))
     await database.close()
 
 

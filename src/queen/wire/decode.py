@@ -18,6 +18,7 @@ Decode = Callable[[bytes], T]
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$?(?P<place>.*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING: Final = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
+_NO_CHOICE: Final = re.compile(r"Invalid (?:enum )?value (.*)", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(?:\d+|\.\.\.)\]")
 _LAST_STEP: Final = re.compile(r"[^.\[]+(?:\[(?:\d+|\.\.\.)\])*$")
 _EXPECTED: Final = re.compile(r"Expected (`[^`]*`[^,]*)(?:, got `([^`]*)`)?")
@@ -78,17 +79,16 @@ def unknown(name: str, known: Collection[str], where: str = "", what: str = "fie
     return BadRequest(f"{text}; did you mean {nearest!r}?" if nearest is not None else text)
 
 
-def malformed(error: Exception) -> BadRequest:
-    """The error for a body that is not JSON."""
-    if isinstance(error, RecursionError):
-        return BadRequest("Invalid JSON: nested too deeply")
-    return BadRequest(f"Invalid JSON: {error}")
+def malformed(error: Exception, where: str = "") -> BadRequest:
+    """The error for a body, or a part of a request, that is not JSON."""
+    what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+    return BadRequest(f"Invalid JSON: {what} (at {where})" if where else f"Invalid JSON: {what}")
 
 
 def refusal(error: Exception, kind: Any, where: str = "") -> BadRequest:
     """The decoder's error about a body that should have been a `kind`, in words for the client."""
     if not isinstance(error, msgspec.ValidationError):
-        return malformed(error)
+        return malformed(error, where)
     parsed = _PLACE.match(str(error))
     assert parsed is not None
     what, place = parsed["what"], parsed["place"] or ""
@@ -103,6 +103,8 @@ def refusal(error: Exception, kind: Any, where: str = "") -> BadRequest:
         if not at:
             return BadRequest(f"request body must be {'a JSON object' if expected == 'an object' else expected}")
         return BadRequest(f"{_last(at)} must be {expected}{got} (at {at})")
+    if (found := _NO_CHOICE.fullmatch(what)) and (choices := _choices_at(kind, place)):
+        return BadRequest(f"{_last(at)} must be one of {', '.join(choices)}, not {found[1]} (at {at})")
     return BadRequest(
         f"{_last(at)} is invalid: {what[:1].lower()}{what[1:]} (at {at})" if at else f"Invalid request: {what}"
     )
@@ -126,10 +128,31 @@ def _last(at: str) -> str:
 
 def _names_at(kind: Any, place: str) -> list[str]:
     """The fields that may stand at a place of a body."""
+    return [field.encode_name for one in _types_at(kind, place) for field in _fields(one)]
+
+
+def _choices_at(kind: Any, place: str) -> list[str]:
+    """The values that may stand at a place of a body, where there are some few: of an enumeration, or of a tag."""
+    choices: list[str] = []
+    for one in _types_at(kind, place):
+        for inner in one.types if isinstance(one, msgspec.inspect.UnionType) else (one,):
+            if isinstance(inner, msgspec.inspect.EnumType):
+                choices += [str(member.value) for member in inner.cls]
+            elif isinstance(inner, msgspec.inspect.LiteralType):
+                choices += map(str, inner.values)
+    outer, _, field = place.rpartition(".")
+    for one in _types_at(kind, outer) if not choices else ():
+        for inner in one.types if isinstance(one, msgspec.inspect.UnionType) else (one,):
+            if isinstance(inner, msgspec.inspect.StructType) and inner.tag_field == field:
+                choices.append(str(inner.tag))
+    return choices
+
+
+def _types_at(kind: Any, place: str) -> list[msgspec.inspect.Type]:
     types = [msgspec.inspect.type_info(kind)]
     for step in _STEP.finditer(place):
         types = [inner for outer in types for inner in _inside(outer, step[1])]
-    return [field.encode_name for one in types for field in _fields(one)]
+    return types
 
 
 def _inside(outer: msgspec.inspect.Type, name: str | None) -> Iterator[msgspec.inspect.Type]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -16,7 +17,7 @@ from queen.chunks import chunks
 from queen.errors import Conflict, NotFound, QueenError
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.segments import Place, StoredMessage, StoredMessages, UnreadableSegment, locate, read_segment
-from queen.storage.database import Database, Transaction, can_be_stored, storable
+from queen.storage.database import Database, Transaction, can_be_stored, retry_transaction, storable
 from queen.wire.api.messages.browse import BulkDone, BulkFailure, MessageRef
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.ids import parse_partition_uuid
@@ -113,7 +114,8 @@ class BulkMessages:
         for partition_id, places in _by_partition(chosen.places):
             for some in chunks(places, _AT_ONCE):
                 try:
-                    outcome.done += await self._delete(chosen.partitions[partition_id], chosen.queue, some)
+                    delete = partial(self._delete, chosen.partitions[partition_id], chosen.queue, some)
+                    outcome.done += await retry_transaction(delete)
                 except Conflict as error:
                     outcome.fail(some, error)
         outcome.gone = len(chosen.places) - outcome.done - outcome.failed

@@ -13,7 +13,7 @@ from queen.broker.inspect.find import FoundMessage, MessageFinder
 from queen.errors import NotFound
 from queen.log.catalog import QUEUE_MODE, Catalog
 from queen.log.segments import UnreadableSegment, read_segment
-from queen.storage.database import Database, Transaction
+from queen.storage.database import Database, Transaction, retry_transaction
 from queen.wire.api.messages.browse import MessageDeadLettered, MessageDeleted, MessageRetried
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.segment import MalformedSegment
@@ -43,6 +43,9 @@ class Messages:
 
         When its transaction id was used again after the dedup window, the message that is a dead letter is meant.
         """
+        return await retry_transaction(lambda: self._delete(partition_id, transaction_id))
+
+    async def _delete(self, partition_id: str, transaction_id: str) -> MessageDeleted:
         found = await self._finder.find(self._database, partition_id, transaction_id)
         offsets = {letter["message_offset"] for letter in found.letters} or {found.offset}
         rewritten = False

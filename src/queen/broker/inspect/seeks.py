@@ -19,7 +19,7 @@ from queen.broker.maintenance.jobs import SEEKS_KEPT_SECONDS
 from queen.errors import BadRequest, Conflict, NotFound
 from queen.log.catalog import Catalog
 from queen.log.segments import TimeSearch, offsets_after
-from queen.storage.database import Database, Fetcher, Record
+from queen.storage.database import Database, Fetcher, Record, retry_transaction
 from queen.wire.api.resources.groups import KeptSeek, PartitionMove, SeekPreview
 from queen.wire.ids import partition_uuid
 from queen.wire.times import iso_millis
@@ -186,7 +186,7 @@ class Seeks:
     async def seek_partition(self, group: str, queue: str, partition: str, place: Place) -> PartitionSeek:
         """The same for one partition."""
         await self._groups.partition(queue, partition)
-        step = await self._step(group, queue, partition, place, None, None, 0)
+        step = await retry_transaction(lambda: self._step(group, queue, partition, place, None, None, 0))
         if not step.spans:
             return PartitionSeek(False, None, None, None)
         return PartitionSeek(True, step.spans[0]["last_at"], step.targets[0], step.seek)
@@ -218,7 +218,7 @@ class Seeks:
 
     async def _part(self, group: str, queue: str, place: Place | Earlier, limit: int | None, cursor: str) -> Moved:
         seek, after = _read_cursor(cursor)
-        step = await self._step(group, queue, None, place, limit, seek, after)
+        step = await retry_transaction(lambda: self._step(group, queue, None, place, limit, seek, after))
         more = limit is not None and len(step.spans) == limit
         next_part = f"{step.seek}:{step.spans[-1]['id']}" if more else None
         return Moved(len(step.spans), step.seek, next_part)
