@@ -25,6 +25,11 @@ def test_offsets_are_those_inside_the_leased_span_alone() -> None:
     assert lease.count == 3
 
 
+def test_segments_beyond_the_leased_span_have_no_offsets_in_it() -> None:
+    segments = [segment(0, "a", "b"), segment(2, "c", "d"), segment(4, "e", "f", "g")]
+    assert Lease(1, 1, 2, 3, segments).offsets() == {"c": 2}
+
+
 def test_a_lease_is_found_by_its_id_and_by_its_cursor() -> None:
     book = LeaseBook()
     first, second = Lease(1, 7, 0, 1, [segment(0, "a")]), Lease(1, 7, 1, 2, [segment(1, "b")])

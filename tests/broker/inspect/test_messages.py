@@ -114,6 +114,19 @@ async def test_a_batch_that_ends_with_deleted_messages_is_finished_by_acking_the
     assert [message["data"] for message in await api.pop("orders", batch=3, wait=True, timeout=60_000)] == [4]
 
 
+async def test_what_was_pushed_last_is_deleted_and_the_rest_of_the_batch_is_acked_one_by_one(api: Api) -> None:
+    for ids in (["a", "b"], ["c", "d", "e"]):
+        await api.push("orders", *ids, ids=ids)
+    for message in await listed(api, queue="orders"):
+        if message["transactionId"] in "bcde":
+            await api.call("DELETE", path_of(message))
+    for group, status in (("g1", "completed"), ("g2", "failed")):
+        messages = await api.pop("orders", batch=10, consumerGroup=group)
+        assert [message["data"] for message in messages] == ["a"]
+        (result,) = await api.ack(messages, status, group=group)
+        assert result["success"] is True and result["leaseReleased"] is True
+
+
 async def test_a_batch_whose_messages_were_all_deleted_does_not_block_the_partition(api: Api) -> None:
     await api.push("orders", *range(5))
     for message in await listed(api, queue="orders"):

@@ -42,6 +42,8 @@ class Lease:
                 min(end, segment.end_offset) - segment.base_offset,
             )
             for segment in segments
+            # A lease ends before the deleted messages at the end of what was read, which may be whole segments.
+            if segment.base_offset < end and segment.end_offset > start
         ]
         self.nbytes = sum([len(column) for column, _, _, _ in self._slices])
         self._offsets: dict[str, int] | None = None
