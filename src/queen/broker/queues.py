@@ -12,7 +12,7 @@ from queen.broker.events import Event, EventKind, named, partition_changed
 from queen.errors import NotFound
 from queen.log.catalog import Catalog, Queue
 from queen.metrics.meter import Meter
-from queen.storage.database import Database
+from queen.storage.database import Database, retry_transaction
 from queen.wire.api.resources.queues import Configured, QueueOptions
 from queen.wire.ids import partition_uuid
 from queen.wire.options import OptionValue
@@ -83,19 +83,14 @@ class Queues:
         It is gone at once. Its cursors, dead letters and traces are removed for a while here; what is left of them, and
         the messages, is removed by the job of `dropped_partitions`. Subscriptions stay for a queue of that name.
         """
-        async with self._database.transaction() as transaction:
-            held = await transaction.fetch("hold_queue", name)
-            if held:
-                dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"])
-                await transaction.fetch("drop_queue", held[0]["id"])
-            await transaction.fetch("kv_remove_namespace", name)
-            await transaction.fetch("timers_remove_queue", name)
+        dropped = await retry_transaction(lambda: self._drop(name))
         # Also if it does not exist: another worker may have it cached.
         self._publish([named(EventKind.QUEUE_GONE, name)])
-        if held:
-            self._meter.partitions_removed(name, len(dropped))
-            await self._sweep([row["partition_id"] for row in dropped])
-        return bool(held)
+        if dropped is None:
+            return False
+        self._meter.partitions_removed(name, len(dropped))
+        await self._sweep(dropped)
+        return True
 
     async def clear(self, name: str, partition_name: str | None = None) -> int:
         """Remove all messages stored so far from a queue, or from one of its partitions; returns how many that were.
@@ -112,6 +107,21 @@ class Queues:
             await self._remove_cleared(some)
             self._publish([partition_changed(queue.id, id) for id in some])
         return sum(row["messages"] for row in rows)
+
+    async def _drop(self, name: str) -> list[int] | None:
+        """Remove a queue with its keys and timers; the ids of its partitions, None when there is no such queue."""
+        async with self._database.transaction() as transaction:
+            # Timers that fire and transactions with keys lock these first, then the partitions: they end before the
+            # queue is held. What comes meanwhile is removed below; a timer that fires then finds the queue gone.
+            await transaction.fetch("kv_remove_namespace", name)
+            await transaction.fetch("timers_remove_queue", name)
+            held = await transaction.fetch("hold_queue", name)
+            dropped = await transaction.fetch("drop_queue_partitions", held[0]["id"]) if held else []
+            if held:
+                await transaction.fetch("drop_queue", held[0]["id"])
+            await transaction.fetch("kv_remove_namespace", name)
+            await transaction.fetch("timers_remove_idle", name)
+        return [row["partition_id"] for row in dropped] if held else None
 
     async def _pause(self, name: str, statement: str, *args: object) -> bool:
         rows = await self._database.fetch(statement, *args)

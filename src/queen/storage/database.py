@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -45,6 +45,8 @@ UNAVAILABLE_ERRORS: tuple[type[BaseException], ...] = (
 )
 # PostgreSQL is available, but another session holds what the statement needs; nothing was done.
 BUSY_ERRORS: tuple[type[BaseException], ...] = (asyncpg.LockNotAvailableError, asyncpg.QueryCanceledError)
+# Two sessions waited for each other, and PostgreSQL rolled this one back so that the other can go on.
+CONFLICT_ERRORS: tuple[type[BaseException], ...] = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 _ERRNO = re.compile(r"\[Errno (-?\d+)\]")
 
@@ -71,6 +73,14 @@ class Availability:
 
     def error(self) -> DatabaseDown:
         return DatabaseDown(_unavailable(self.reason))
+
+
+class TransactionConflict(Exception):
+    """Another session changed what the transaction had read; the next attempt sees the change."""
+
+
+class TransactionAborted(Overloaded, TransactionConflict):
+    """PostgreSQL chose this transaction to resolve a deadlock; nothing of it was stored."""
 
 
 class Fetcher(Protocol):
@@ -103,6 +113,14 @@ class Link:
     async def fetch(self, name: str, *args: Any) -> list[Record]:
         """Run a named statement. Raises `DatabaseUnavailable` when the connection fails: its outcome is unknown."""
         try:
+            return await self._fetch(name, args)
+        except TransactionAborted:
+            if self._in_transaction:
+                raise
+            return await retry_transaction(lambda: self._fetch(name, args))
+
+    async def _fetch(self, name: str, args: Sequence[Any]) -> list[Record]:
+        try:
             connection = self._connection
             if connection is None or connection.is_closed():
                 connection = await self._open()
@@ -119,6 +137,8 @@ class Link:
         except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._on_error()
             raise self._failed(error) from error
+        except CONFLICT_ERRORS as error:
+            raise _translate(error) from error
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
@@ -137,16 +157,14 @@ class Link:
             raise
         except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             raise self._failed(error) from error
-        self._in_transaction = True
+        outer, self._in_transaction = self._in_transaction, True
         try:
             yield
             await transaction.commit()
         except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
-            self._in_transaction = False
             self.drop()
             raise self._failed(error) from error
         except Exception:
-            self._in_transaction = False
             if connection is self._connection:
                 await self._roll_back(transaction)
             raise
@@ -155,7 +173,8 @@ class Link:
             self.drop()
             raise
         finally:
-            self._in_transaction = False
+            # It may be a savepoint of one that goes on.
+            self._in_transaction = outer
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -275,6 +294,9 @@ class Database:
 
     async def fetch(self, name: str, *args: Any) -> list[Record]:
         """Run a named statement on a pooled connection."""
+        return await retry_transaction(lambda: self._fetch(name, args))
+
+    async def _fetch(self, name: str, args: Sequence[Any]) -> list[Record]:
         async with self.connection() as connection:
             return await connection.fetch(self.statements[name], *args)
 
@@ -297,6 +319,8 @@ class Database:
                 await pool.release(connection)
         except (*UNAVAILABLE_ERRORS, *BUSY_ERRORS) as error:
             self._note_error()
+            raise _translate(error) from error
+        except CONFLICT_ERRORS as error:
             raise _translate(error) from error
 
     async def _acquire(self, pool: asyncpg.Pool[Record]) -> PooledConnection:
@@ -414,6 +438,9 @@ def _translate(error: BaseException) -> QueenError:
     """What an error of the driver means for the caller."""
     if isinstance(error, BUSY_ERRORS):
         return Overloaded(f"PostgreSQL could not do it in time, so nothing was done; try again soon ({error})")
+    if isinstance(error, CONFLICT_ERRORS):
+        why = str(error).partition("\n")[0]
+        return TransactionAborted(f"another session was changing the same, so nothing was done; try again soon ({why})")
     if isinstance(error, DAMAGE_ERRORS):
         log.error("PostgreSQL reports damaged data; restore it from a backup: %s", error)
         return DatabaseUnavailable(f"PostgreSQL reports damaged data ({error})")
@@ -479,15 +506,11 @@ class TransactionRefused(Exception):
     """The transaction cannot be carried out; nothing of it was stored."""
 
 
-class TransactionConflict(Exception):
-    """Another session changed what the transaction had read; the next attempt sees the change."""
-
-
 async def retry_transaction(attempt: Callable[[], Awaitable[T]]) -> T:
     """Run a transaction, and again after a conflict with another one: a failed attempt leaves nothing behind."""
     for _ in range(_MOST_ATTEMPTS - 1):
         try:
             return await attempt()
-        except (TransactionConflict, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+        except TransactionConflict:
             continue
     return await attempt()

@@ -136,3 +136,11 @@ async def test_the_payload_of_a_timer_is_sealed_like_that_of_a_message(
 
 async def _is_fired(connection: Connection) -> bool:
     return await connection.fetchval("SELECT count(*) = 0 FROM queen.timers") is True
+
+
+async def test_a_queue_is_deleted_while_its_timers_fire(api: Api) -> None:
+    for _ in range(10):
+        await api.push("q", *range(3))
+        await timers(api, *(schedule(f"k{number}", number, 0, partition="p") for number in range(20)))
+        deleted = await api.call("DELETE", "/api/v1/resources/queues/q")
+        assert (deleted.status, deleted.body["existed"]) == (200, True)

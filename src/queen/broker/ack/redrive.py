@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-import asyncpg
 import msgspec
 
 from queen.broker.push.pusher import NotStored, Pusher, StoredPush
@@ -23,7 +22,7 @@ from queen.errors import Conflict, NotFound
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.dedup import Dedup
 from queen.log.segments import Place, UnreadableSegment, find_message
-from queen.storage.database import Database, Record, Transaction
+from queen.storage.database import Database, Record, Transaction, TransactionAborted
 from queen.wire.envelope import Envelope, EnvelopeError
 from queen.wire.push import LONGEST_NAME, PushItem
 from queen.wire.segment import transaction_hash
@@ -134,7 +133,7 @@ class Redriver:
                 if attempt > 1:
                     raise Conflict(str(error)) from error
                 continue
-            except asyncpg.DeadlockDetectedError:
+            except TransactionAborted:
                 if attempt == _ATTEMPTS:
                     raise
                 continue

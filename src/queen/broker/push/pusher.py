@@ -23,7 +23,7 @@ from queen.log.appender import Appender
 from queen.log.catalog import Catalog, Partition, Queue
 from queen.log.slices import Push, PushSlice, SlicePreparer, Target, split_by_target
 from queen.metrics.meter import Meter, clock
-from queen.storage.database import Database, Fetcher, Link, TransactionConflict
+from queen.storage.database import Database, Fetcher, Link, TransactionAborted, TransactionConflict
 from queen.wire.ids import IdSource
 from queen.wire.push import PushItem, PushRequest
 
@@ -324,7 +324,7 @@ class Pusher:
         while True:
             try:
                 return await self._store(pushes)
-            except (DatabaseUnavailable, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+            except (DatabaseUnavailable, TransactionAborted):
                 for push in pushes:
                     for slice_ in push.slices:
                         if slice_.partition is not None:
@@ -352,7 +352,7 @@ class Pusher:
             # A partition is gone: its queue was deleted. Pushing creates it again.
             for batch in batches:
                 self._catalog.forget_queue(batch.queue.name)
-        raise QueenError("the queue is deleted too often while it is pushed to; try again later")
+        raise Overloaded("the queue is deleted too often while it is pushed to; nothing was stored, try again soon")
 
     def _batches(self, slices: Sequence[PushSlice]) -> list[AppendBatch] | None:
         """What goes to each partition, in ascending order of their ids: the order in which they are locked.

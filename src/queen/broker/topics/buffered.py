@@ -317,7 +317,6 @@ SendOn: TypeAlias = Callable[[TopicKey, Record], Awaitable[bool]]
 
 _EXCERPTS: Final = uuid.UUID("5175656e-0000-4000-8000-746f70696373")
 """The namespace of the UUIDs that name records of single items."""
-_CONFLICTS: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 
 
 class _TopicGone(Overloaded, TransactionConflict):
@@ -350,8 +349,6 @@ class TopicRecords:
         await self._read_clock()
         try:
             due = await retry_transaction(attempt)
-        except _CONFLICTS:
-            raise
         except asyncpg.PostgresError as error:
             raise RecordsRefused(str(error)) from error
         self._on_items_due(list(due.items()))
@@ -410,8 +407,6 @@ class TopicRecords:
                 async with self._link.transaction():
                     for key, seconds in (await self._store_items([(batch, some)])).items():
                         due[key] = min(seconds, due.get(key, seconds))
-            except _CONFLICTS:
-                raise
             except asyncpg.PostgresError as error:
                 if len(some) > 1:
                     middle = len(some) // 2

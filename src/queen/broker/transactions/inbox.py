@@ -27,7 +27,14 @@ from queen.broker.maintenance.election import Election, Session
 from queen.broker.transactions.inbox_append import InboxAppender, QueuesHeld
 from queen.concurrency import BackgroundTask
 from queen.errors import DatabaseUnavailable, Overloaded, QueenError
-from queen.storage.database import BUSY_ERRORS, AdvisoryLock, Database, Record, TransactionConflict
+from queen.storage.database import (
+    BUSY_ERRORS,
+    CONFLICT_ERRORS,
+    AdvisoryLock,
+    Database,
+    Record,
+    TransactionConflict,
+)
 from queen.storage.shard_setup import BEING_LAID_OUT, ELSEWHERE
 
 log = logging.getLogger(__name__)
@@ -58,10 +65,9 @@ _HELD_SECONDS: Final = 1.0
 
 _CONFLICTS: tuple[type[BaseException], ...] = (
     TransactionConflict,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
     Overloaded,
     *BUSY_ERRORS,
+    *CONFLICT_ERRORS,
 )
 
 

@@ -74,3 +74,10 @@ WHERE queue = $1 AND key = $2;
 -- name: timers_remove_queue
 -- Remove the timers of a queue.
 DELETE FROM queen.timers WHERE queue = $1;
+
+-- name: timers_remove_idle
+-- The same without waiting for those that fire right now.
+WITH idle AS MATERIALIZED (
+    SELECT queue, key FROM queen.timers WHERE queue = $1 FOR UPDATE SKIP LOCKED
+)
+DELETE FROM queen.timers t USING idle i WHERE t.queue = i.queue AND t.key = i.key;
