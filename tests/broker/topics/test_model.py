@@ -125,7 +125,9 @@ settlements = st.builds(
     st.booleans(),
 )
 operators = st.one_of(
-    st.builds(DeadMany, workers, st.sampled_from(["retry", "delete"]), st.lists(st.integers(0, 5), min_size=1, max_size=5)),
+    st.builds(
+        DeadMany, workers, st.sampled_from(["retry", "delete"]), st.lists(st.integers(0, 5), min_size=1, max_size=5)
+    ),
     st.builds(Purge, workers, st.booleans()),
     st.builds(Pause, workers, st.sampled_from(["pause", "resume", "resume"])),
     st.builds(Configure, workers, st.integers(0, 2), st.sampled_from([False, False, False, True])),
