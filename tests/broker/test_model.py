@@ -291,7 +291,7 @@ class Run:
             group, messages = found
             acks = [(messages[index % len(messages)], status) for index, status in transaction.acks]
         body: list[dict[str, Any]] = [
-            {"type": "ack", "consumerGroup": group, "status": status} | _naming(message, transaction.with_lease)
+            {"type": "ack", "consumerGroup": group, "status": status} | naming(message, transaction.with_lease)
             for message, status in acks
         ]
         if transaction.items:
@@ -348,7 +348,7 @@ class Run:
     async def _ack(
         self, api: Api, group: str, chosen: list[tuple[Message, str]], with_lease: bool, single: bool
     ) -> None:
-        bodies = [_naming(message, with_lease) | {"status": status} for message, status in chosen]
+        bodies = [naming(message, with_lease) | {"status": status} for message, status in chosen]
         if single:
             answer = await api.call("POST", "/api/v1/ack", bodies[0] | {"consumerGroup": group})
         else:
@@ -412,7 +412,7 @@ class Run:
         return {row["name"]: row["upto"] for row in rows}
 
 
-def _naming(message: Message, with_lease: bool) -> dict[str, Any]:
+def naming(message: Message, with_lease: bool) -> dict[str, Any]:
     names = {"transactionId": message["transactionId"], "partitionId": message["partitionId"]}
     return names | {"leaseId": message["leaseId"]} if with_lease else names
 

@@ -221,6 +221,14 @@ class TestDelays:
         async with asyncio.timeout(100):
             assert await api.pop("q", batch=10) == []
 
+    async def test_delayed_processing_holds_back_the_rest_of_a_push_that_a_group_stands_in(self, api: Api) -> None:
+        await api.push("q", *range(4))
+        assert len(await api.pop("q", batch=1, autoAck=True)) == 1
+        await api.configure("q", delayedProcessing=3600)
+        assert await api.pop("q", batch=10, autoAck=True) == []
+        await api.call("POST", "/api/v1/consumer-groups/__QUEUE_MODE__/queues/q/seek", {"offset": 2})
+        assert await api.pop("q", batch=10, autoAck=True) == []
+
     async def test_a_waiting_pop_gets_a_delayed_message_when_it_is_due(self, api: Api) -> None:
         await api.configure("q", delayedProcessing=1)
         began = time.monotonic()

@@ -58,6 +58,22 @@ async def test_an_ack_and_a_renewal_reach_a_lease_of_the_other_worker(pair: Pair
     assert await here.pop("q") == await there.pop("q") == []
 
 
+@pytest.mark.parametrize("status", ["completed", "dlq"])
+async def test_an_ack_of_a_message_that_was_cleared_does_not_consume_the_one_that_has_its_id_now(
+    pair: Pair, status: str
+) -> None:
+    here, there = pair
+    await here.push("q", "old", ids=["a"])
+    batch = await here.pop("q")
+    assert (await here.call("DELETE", "/api/v1/queues/q/clear")).status == 200
+    await here.push("q", "new", ids=["a"])
+    (result,) = await there.ack(batch, status)
+    assert result["success"] is False and result["error"].startswith("Message not found")
+    path = "/api/v1/consumer-groups/__QUEUE_MODE__/queues/q/partitions/Default/release"
+    assert (await here.call("POST", path)).status == 200
+    assert [message["data"] for message in await there.pop("q")] == ["new"]
+
+
 async def test_a_lease_that_ends_while_the_other_reads_what_there_is_keeps_nothing_from_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

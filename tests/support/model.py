@@ -22,6 +22,8 @@ class Cursor:
     live: bool = False
     finished: str | None = None
     attempts: int = 0
+    delayed: bool = False
+    """Whether the retry of a failed batch is not due yet (`retryDelay`)."""
 
     @property
     def leased(self) -> bool:
@@ -70,6 +72,9 @@ class Partition:
 class QueueModel:
     """One queue with a retry limit of `RETRY_LIMIT` and no retry delay."""
 
+    retry_limit = RETRY_LIMIT
+    retry_delay = False
+
     def __init__(self) -> None:
         self.partitions: dict[str, Partition] = {}
         self.cursors: defaultdict[tuple[str, str], Cursor] = defaultdict(Cursor)
@@ -105,9 +110,9 @@ class QueueModel:
         """Apply acks of one request; `final`: inside a transaction, where a failure is not retried."""
         cursor = self.cursors[partition, group]
         lease, live, finished = cursor.lease, cursor.live, cursor.finished
-        first, may_retry = cursor.committed, cursor.attempts < RETRY_LIMIT and not final
+        first, may_retry = cursor.committed, cursor.attempts < self.retry_limit and not final
         outcomes = [Outcome(False)] * len(acks)
-        ended = stopped = released = False
+        ended = stopped = released = delayed = False
         for index in sorted(range(len(acks)), key=lambda i: acks[i].offset):
             ack = acks[index]
             if ack.lease and not (live and ack.lease == lease):
@@ -125,10 +130,11 @@ class QueueModel:
             elif ack.status == "retry" or (ack.status == "failed" and may_retry):
                 stopped = True
                 outcomes[index] = Outcome(True)
-                if ack.status == "failed" and live and lease is not None:
-                    cursor.attempts += 1
+                if ack.status == "failed" and lease is not None:
+                    delayed = self.retry_delay
+                    cursor.attempts += live
             else:
-                self.dead.add((partition, group, self.partitions[partition].log[ack.offset]))
+                self.give_up(partition, group, ack.offset)
                 ended = cursor.consume(ack.offset) or ended
                 released = released or final or ack.status == "failed"
                 outcomes[index] = Outcome(True, dead=True)
@@ -136,7 +142,13 @@ class QueueModel:
             cursor.finish()
         elif stopped or released:
             cursor.release()
+        if lease is not None and (ended or stopped or released):
+            cursor.delayed = delayed
         return outcomes
+
+    def give_up(self, partition: str, group: str, offset: int) -> None:
+        """The message becomes a dead letter of the group."""
+        self.dead.add((partition, group, self.partitions[partition].log[offset]))
 
     def expire(self) -> None:
         for cursor in self.cursors.values():

@@ -25,9 +25,12 @@ class Item:
 
 
 class TopicModel:
-    """One topic with `MAX_RETRIES` and no backoff."""
+    """One topic without backoff."""
 
     def __init__(self) -> None:
+        self.max_retries = MAX_RETRIES
+        self.at_most_once = False
+        self.paused = False
         self.items: dict[int, Item] = {}
         self.dead: dict[int, Item] = {}
         self.keys: dict[str, int] = {}
@@ -44,12 +47,20 @@ class TopicModel:
 
     def next(self, now: datetime, limit: int) -> list[Item]:
         """What a dequeue is to be given, in order."""
+        if self.paused:
+            return []
+        return self.first(now, limit)
+
+    def first(self, now: datetime, limit: int) -> list[Item]:
+        """What is ready and due, in the order of service."""
         ready = [item for item in self.items.values() if not item.leased and item.due <= now]
         return sorted(ready, key=lambda item: item.place)[:limit]
 
     def lease(self, items: list[Item], owner: str) -> None:
         for item in items:
             item.leased, item.owner = True, owner
+            if self.at_most_once:
+                del self.items[item.id]
 
     def held(self, id: int, owner: str | None) -> Item | None:
         """The item that an ack or a nack means, if it counts."""
@@ -59,13 +70,24 @@ class TopicModel:
     def ack(self, id: int, owner: str | None) -> bool:
         return self.held(id, owner) is not None and bool(self.items.pop(id))
 
-    def nack(self, id: int, owner: str | None) -> str | None:
+    def nack(self, id: int, owner: str | None, *, for_good: bool = False) -> str | None:
         """`ready`, `dead`, or None when it does not count."""
         item = self.held(id, owner)
         if item is None:
             return None
         item.owner = None
-        return self._fail(item)
+        return self._fail(item, for_good=for_good)
+
+    def leased(self, id: int, owner: str | None) -> Item | None:
+        """The item whose live lease a release or an extension means."""
+        item = self.held(id, owner)
+        return item if item and item.leased else None
+
+    def release(self, id: int, owner: str | None) -> bool:
+        item = self.leased(id, owner)
+        if item is not None:
+            item.leased, item.owner = False, None
+        return item is not None
 
     def expire(self) -> None:
         for item in list(self.items.values()):
@@ -78,15 +100,21 @@ class TopicModel:
             self.items[id] = Item(id, item.priority, item.due)
         return item is not None
 
-    def purge(self) -> int:
-        count = len(self.items)
-        self.keys = {key: id for key, id in self.keys.items() if id not in self.items}
-        self.items.clear()
-        return count
+    def purge(self, *, leased: bool = True) -> int:
+        gone = {item.id for item in self.items.values() if leased or not item.leased}
+        self.keys = {key: id for key, id in self.keys.items() if id not in gone}
+        self.items = {id: item for id, item in self.items.items() if id not in gone}
+        return len(gone)
 
-    def _fail(self, item: Item) -> str:
+    def counts(self, now: datetime) -> dict[str, int]:
+        ready = [item for item in self.items.values() if not item.leased]
+        delayed = sum(item.due > now for item in ready)
+        leased = len(self.items) - len(ready)
+        return {"ready": len(ready) - delayed, "delayed": delayed, "leased": leased, "dead": len(self.dead)}
+
+    def _fail(self, item: Item, *, for_good: bool = False) -> str:
         item.leased = False
-        if item.retries >= MAX_RETRIES:
+        if for_good or item.retries >= self.max_retries:
             self.dead[item.id] = self.items.pop(item.id)
             return "dead"
         item.retries += 1

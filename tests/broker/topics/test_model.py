@@ -40,7 +40,7 @@ class Dequeue:
 
 @dataclass(frozen=True)
 class Settle:
-    """Acks or nacks some items of an earlier delivery, counted from the newest."""
+    """Acks, nacks, dead-letters, extends or releases some items of an earlier delivery, counted from the newest."""
 
     worker: int
     action: str
@@ -71,6 +71,43 @@ class Advance:
 @dataclass(frozen=True)
 class Purge:
     worker: int
+    leased: bool
+
+
+@dataclass(frozen=True)
+class DeadMany:
+    """Redrives dead letters, or throws them away; some of them are none any more."""
+
+    worker: int
+    action: str
+    which: list[int]
+
+
+@dataclass(frozen=True)
+class Pause:
+    worker: int
+    action: str
+
+
+@dataclass(frozen=True)
+class Configure:
+    worker: int
+    max_retries: int
+    at_most_once: bool
+
+
+@dataclass(frozen=True)
+class Recreate:
+    """The topic is deleted with all that is in it, and made again."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a topic is said to hold is what the model says."""
+
+    worker: int
 
 
 workers = st.integers(0, 1)
@@ -82,10 +119,21 @@ dequeues = st.builds(Dequeue, workers, st.integers(1, 6))
 settlements = st.builds(
     Settle,
     workers,
-    st.sampled_from(["ack", "ack", "nack"]),
+    st.sampled_from(["ack", "ack", "ack", "nack", "nack", "release", "extend", "dead-letter"]),
     st.sampled_from([0, 0, 0, 1, 1, 2, 4]),
     st.lists(st.integers(0, 5), min_size=1, max_size=4),
     st.booleans(),
+)
+operators = st.one_of(
+    st.builds(
+        DeadMany, workers, st.sampled_from(["retry", "delete"]), st.lists(st.integers(0, 5), min_size=1, max_size=5)
+    ),
+    st.builds(Purge, workers, st.booleans()),
+    st.builds(Pause, workers, st.sampled_from(["pause", "resume", "resume"])),
+    st.builds(Configure, workers, st.integers(0, 2), st.sampled_from([False, False, False, True])),
+    st.builds(Recreate, workers),
+    st.builds(Look, workers),
+    st.builds(Look, workers),
 )
 steps = st.one_of(
     enqueues,
@@ -98,7 +146,7 @@ steps = st.one_of(
     st.builds(Expire, workers),
     st.builds(Advance, workers),
     st.builds(Advance, workers),
-    st.builds(Purge, workers) if SOAK else st.builds(Expire, workers),
+    operators,
 )
 histories = st.lists(steps, min_size=15, max_size=50)
 
@@ -118,9 +166,7 @@ class Run:
         return TopicApi(self.servers[worker % len(self.servers)])
 
     async def begin(self) -> None:
-        await self.at(0).configure(
-            namespace=self.namespace, max_retries=MAX_RETRIES, backoff_base_ms=0, lease_seconds=3600
-        )
+        await self.configure(Configure(0, MAX_RETRIES, at_most_once=False))
         await self.at(0).good("PUT", "/modes", {"namespace": self.namespace, "mode": self.mode})
 
     async def step(self, operation: Any) -> None:
@@ -132,6 +178,11 @@ class Run:
             Expire: self.expire,
             Advance: self.advance,
             Purge: self.purge,
+            DeadMany: self.dead_many,
+            Pause: self.pause,
+            Configure: self.configure,
+            Recreate: self.recreate,
+            Look: self.look,
         }
         await handlers[type(operation)](operation)
 
@@ -177,20 +228,33 @@ class Run:
             return
         delivery = self.deliveries[-1 - settle.delivery]
         chosen = [delivery[index] for index in dict.fromkeys(index % len(delivery) for index in settle.which)]
-        refs = [named(one, **({"lease_owner": one["lease_owner"]} if settle.with_owner else {})) for one in chosen]
-        results = await self.at(settle.worker).good("POST", f"/{settle.action}", refs)
+        # What is removed on delivery has no lease.
+        owner = settle.with_owner and delivery[0]["lease_owner"]
+        refs = [named(one, **({"lease_owner": one["lease_owner"]} if owner else {})) for one in chosen]
+        action, for_good = settle.action, settle.action == "dead-letter"
+        if for_good:
+            action, refs = "nack", [ref | {"dlq": True} for ref in refs]
+        results = await self.at(settle.worker).good("POST", f"/{action}", refs)
         for ref, result in zip(refs, results, strict=True):
-            if settle.action == "ack":
+            if action == "ack":
                 assert result["success"] == self.model.ack(ref["id"], ref.get("lease_owner"))
                 continue
-            outcome = self.model.nack(ref["id"], ref.get("lease_owner"))
+            if action == "release":
+                assert result["success"] == self.model.release(ref["id"], ref.get("lease_owner"))
+                continue
+            if action == "extend":
+                assert result["success"] == bool(self.model.leased(ref["id"], ref.get("lease_owner")))
+                continue
+            outcome = self.model.nack(ref["id"], ref.get("lease_owner"), for_good=for_good)
             assert (result["success"], result.get("dlq")) == (bool(outcome), outcome and outcome == "dead")
             if outcome == "ready":
                 self.model.items[ref["id"]].due = await self._due(ref["id"])
 
     async def dead(self, dead: Dead) -> None:
         letters = await self.at(dead.worker).dead(namespace=self.namespace, limit=1000)
-        assert {one["id"]: one["retries"] for one in letters} == dict.fromkeys(self.model.dead, MAX_RETRIES)
+        assert {one["id"]: one["retries"] for one in letters} == {
+            id: item.retries for id, item in self.model.dead.items()
+        }
         if not letters:
             return
         chosen = letters[dead.which % len(letters)]
@@ -222,12 +286,61 @@ class Run:
         await worker.broker.topics.heads.advance(topic.id)
 
     async def purge(self, purge: Purge) -> None:
-        body = {"namespace": self.namespace, "topic": "t"}
+        body = {"namespace": self.namespace, "topic": "t", "leased": purge.leased}
         answer = await self.at(purge.worker).good("POST", "/purge", body)
-        assert answer["removed"] == self.model.purge()
+        assert answer["removed"] == self.model.purge(leased=purge.leased)
+
+    async def dead_many(self, many: DeadMany) -> None:
+        known = [*self.model.dead, *self.model.items, 1]
+        ids = list(dict.fromkeys(known[index % len(known)] for index in many.which))
+        refs = [{"id": id, "namespace": self.namespace, "topic": "t"} for id in ids]
+        results = await self.at(many.worker).good("POST", f"/dlq/{many.action}", refs)
+        for id, result in zip(ids, results, strict=True):
+            if many.action == "delete":
+                assert result["success"] == bool(self.model.dead.pop(id, None))
+                continue
+            retried = self.model.retry_dead(id)
+            assert result["success"] == retried
+            if retried:
+                self.model.items[id].due = await self._due(id)
+
+    async def pause(self, pause: Pause) -> None:
+        body = {"namespace": self.namespace, "topic": "t"}
+        answer = await self.at(pause.worker).good("POST", f"/{pause.action}", body)
+        paused = pause.action == "pause"
+        assert answer["changed"] == (paused != self.model.paused)
+        self.model.paused = paused
+
+    async def configure(self, configure: Configure) -> None:
+        await self.at(configure.worker).configure(
+            namespace=self.namespace,
+            max_retries=configure.max_retries,
+            at_most_once=configure.at_most_once,
+            backoff_base_ms=0,
+            lease_seconds=3600,
+        )
+        self.model.max_retries, self.model.at_most_once = configure.max_retries, configure.at_most_once
+
+    async def recreate(self, recreate: Recreate) -> None:
+        answer = await self.at(recreate.worker).good("DELETE", "", namespace=self.namespace, topic="t")
+        assert answer["deleted"] is True
+        # Keys of items that were processed are the namespace's, and stay.
+        self.model.purge()
+        keys, self.model = self.model.keys, TopicModel()
+        self.model.keys = keys
+        await self.configure(Configure(recreate.worker, MAX_RETRIES, at_most_once=False))
+
+    async def look(self, look: Look) -> None:
+        now = await self.connection.fetchval("SELECT clock_timestamp()")
+        assert await self.at(look.worker).counts(namespace=self.namespace) == self.model.counts(now)
+        items = await self.at(look.worker).good("GET", "/peek", namespace=self.namespace, topic="t", limit=1000)
+        assert [one["id"] for one in items] == [one.id for one in self.model.first(now, 1000)]
 
     async def check(self) -> None:
         """What is left comes out in order, and nothing else is stored."""
+        await self.configure(Configure(0, MAX_RETRIES, at_most_once=False))
+        await self.pause(Pause(1, "resume"))
+        await self.look(Look(1))
         await self.expire(Expire(0))
         await self.dequeue(Dequeue(1, 1000))
         await self.dead(Dead(0, "retry", 0))

@@ -93,6 +93,9 @@ def decide(cursor: Cursor, acks: Sequence[Ack], *, retry_limit: int, retry_delay
         ack = acks[index]
         if ack.lease_id and not _holds(cursor, ack):
             decision.outcomes[index] = _late(cursor, ack)
+        elif ack.lease_id and ack.offset >= cursor.lease_end:
+            # What was delivered is not stored any more, and its id was used again: the new message was never delivered.
+            decision.outcomes[index] = Outcome(False, UNRESOLVABLE)
         elif stopped:
             decision.outcomes[index] = _after_failure(ack)
         elif ack.status is AckStatus.COMPLETED:
@@ -127,6 +130,9 @@ def decide_in_transaction(cursor: Cursor, acks: Sequence[Ack]) -> Decision:
         ack = acks[index]
         if ack.lease_id and not _holds(cursor, ack):
             decision.outcomes[index] = _late(cursor, ack)
+        elif ack.lease_id and ack.offset >= cursor.lease_end:
+            # What was delivered is not stored any more, and its id was used again: the new message was never delivered.
+            decision.outcomes[index] = Outcome(False, UNRESOLVABLE)
         elif ack.status is AckStatus.COMPLETED:
             _consume(decision, ack.offset, completed=True, reset=False)
             decision.outcomes[index] = Outcome(True)

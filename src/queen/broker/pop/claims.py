@@ -214,7 +214,7 @@ class Claimer:
         stops: dict[Claim, int] = {}
         for row in rows:
             claim = delayed[row["slot"] - 1][0]
-            stops[claim] = row["base_offset"]
+            stops[claim] = row["first_offset"]
             claim.hold_for, claim.not_due = max(0.001, row["ripe_in"]), True
         return stops
 

@@ -188,18 +188,21 @@ WHERE c.partition_id = i.partition_id AND c.group_id = i.group_id AND c.committe
 RETURNING i.slot, greatest(0, i.newest - greatest(o.committed, p.floor_offset)) AS passed;
 
 -- name: ripe_until
--- For queues with delayed processing: the first offset of each span that is still too young, and for how long.
-SELECT i.slot, y.base_offset, extract(epoch FROM y.created_at + make_interval(secs => i.delay) - clock_timestamp())::float8
-    AS ripe_in
+-- For queues with delayed processing: the first offset of each span that is still too young, and for how long. A group may
+-- stand in the middle of a segment that is.
+SELECT i.slot, greatest(y.base_offset, f.first) AS first_offset,
+    extract(epoch FROM y.created_at + make_interval(secs => i.delay) - clock_timestamp())::float8 AS ripe_in
 FROM unnest($1::bigint[], $2::integer[], $3::bigint[], $4::float8[]) WITH ORDINALITY
     AS i (partition_id, group_id, want, delay, slot)
 JOIN queen.partitions p ON p.id = i.partition_id
 JOIN queen.cursors c ON c.partition_id = i.partition_id AND c.group_id = i.group_id
+CROSS JOIN LATERAL (SELECT greatest(c.committed, p.floor_offset) AS first) f
 JOIN LATERAL (
     SELECT s.base_offset, s.created_at FROM queen.segments s
-    WHERE s.partition_id = i.partition_id AND s.base_offset >= greatest(c.committed, p.floor_offset)
-        AND s.base_offset < greatest(c.committed, p.floor_offset) + i.want
-        AND s.created_at > clock_timestamp() - make_interval(secs => i.delay)
+    WHERE s.partition_id = i.partition_id AND s.base_offset < f.first + i.want
+        AND s.base_offset >= coalesce((SELECT b.base_offset FROM queen.segments b
+            WHERE b.partition_id = i.partition_id AND b.base_offset <= f.first ORDER BY b.base_offset DESC LIMIT 1), f.first)
+        AND s.base_offset + s.count > f.first AND s.created_at > clock_timestamp() - make_interval(secs => i.delay)
     ORDER BY s.base_offset LIMIT 1
 ) y ON true;
 
