@@ -39,13 +39,9 @@ class FanOut:
         self.written: Counter[str] = Counter()
         """By sink, since the run began."""
         self.late = 0
+        """Rows among the dead letters that came too late; Spark does not count them."""
         self.at: str | None = None
         """The sink that a batch is being written to."""
-
-    @property
-    def counts_late(self) -> bool:
-        """Whether it is by this that late rows are known."""
-        return self._query.side is not None and any(tap.late for tap in self._query.side.taps)
 
     def open(self, sinks: Sinks, dead_letters: Sink) -> None:
         """Before the query starts. Raises `DeclarationError` when a sink lacks what it needs."""
