@@ -180,7 +180,28 @@ def test_what_reads_a_source_twice_leaves_its_dead_letters_to_a_query_of_their_o
     )
     planned = plan(runner.session(), load(file), Connection("http://localhost:1", databases=("postgresql://nowhere",)))
     assert _shown(planned.layout) == {"out": ["out"], "dead_letters": ["dead_letters"]}
-    assert all(query.direct for query in planned.queries)
+    out, dead_letters = planned.queries
+    assert dead_letters.direct and not out.judges
+    # Late rows leave where they are left out, which is once on each side.
+    assert out.side is not None and [(tap.node, tap.late) for tap in out.side.taps] == [("pairs", True)] * 2
+
+
+def test_late_rows_of_a_step_that_is_used_twice_are_left_to_spark(runner: Runner) -> None:
+    file = runner.file(
+        """\
+        pipeline: twice
+        sources: {events: {queue: events, schema: "n int, at timestamp", event_time: at, lateness: 1 minute}}
+        steps:
+          once: {from: events, dedup: [n]}
+          others: {sql: "SELECT n AS m, at AS then FROM once"}
+          pairs: {join: [once, others], on: n = m AND then BETWEEN at AND at + INTERVAL 1 MINUTE}
+        sinks: {out: {from: pairs, console: true}}
+        """
+    )
+    planned = plan(runner.session(), load(file), Connection("http://localhost:1", databases=("postgresql://nowhere",)))
+    # What leaves one use of the step would take the place of what leaves the other.
+    out, _ = planned.queries
+    assert out.trunk == "pairs" and out.side is None and out.direct
 
 
 def test_what_was_noted_of_queries_is_read_and_what_cannot_be_read_is_said_with_the_remedy(tmp_path: Path) -> None:

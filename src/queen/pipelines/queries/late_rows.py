@@ -26,17 +26,18 @@ from queen.pipelines.queries.operators import (
     name_of,
     streaming,
 )
+from queen.pipelines.queries.side_output import IN_TIME, SideOutput
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
-
-    from queen.pipelines.queries.side_output import SideOutput
 
 _WATERMARK: Final = "spark.watermarkDelayMs"
 _DONE: Final = "queen-late-rows"
 _NUMBER: Final = "queen-operator"
 _ROW: Final = "_late_row"
 _COPY: Final = "_late_copy"
+# As many as Spark's optimizer tries.
+_MOST_ROUNDS: Final = 100
 # Those that leave out late rows, by what says that they do: nothing, or the name of a mode that has to be event time.
 _LEAVES_OUT: Final = {
     "Aggregate": None,
@@ -67,6 +68,13 @@ _PASSES: Final = frozenset(
 def divert_late_rows(side: SideOutput, step: str, rows: DataFrame, inputs: Sequence[DataFrame]) -> DataFrame:
     """The rows of a step, of whose `inputs` those that are late leave by the side. They are kept as they came in."""
     return _Step(side, step, rows, inputs).diverted()
+
+
+def are_diverted_once(side: SideOutput, rows: DataFrame) -> bool:
+    """Whether each place where late rows leave is in the plan once, and not where a step is used a second time."""
+    filters = [one for one in streaming(analyzed(rows)) if name_of(one) == "Filter"]
+    found = sum(str(one.condition().toString()).startswith(f"{IN_TIME}(") for one in filters)
+    return found == sum(tap.late for tap in side.taps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +130,10 @@ class _Step:
         return self._to_the_end(plan, optimizer.PushDownPredicates)
 
     def _to_the_end(self, plan: Any, rule: Any) -> Any:
-        while not (after := rule.apply(plan)).fastEquals(plan):
-            plan = after
+        for _ in range(_MOST_ROUNDS):
+            before, plan = plan, rule.apply(plan)
+            if plan.fastEquals(before):
+                break
         return plan
 
     def _rebuilt(self, node: Any) -> Any:

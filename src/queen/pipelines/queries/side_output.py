@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REASON: Final = "_reason"
+IN_TIME: Final = "queen_in_time"
+"""What the filters are called in Spark's plans that late rows leave by."""
 _DIRECTORY: Final = "side"
 _RUN: Final = "spark.jobGroup.id"
 _BATCH: Final = "streaming.sql.batchId"
@@ -73,6 +75,7 @@ class SideOutput:
         def in_time(rows: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
             return _divert_late(checkpoint, tap.name, names, copied, rows)
 
+        in_time.__name__ = IN_TIME
         make: Any = arrow_udf
         # It must be called once for each row, where it stands.
         called: Callable[..., Column] = make(in_time, "boolean").asNondeterministic()
