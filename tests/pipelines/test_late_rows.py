@@ -44,6 +44,11 @@ p.sql("sliding", '''
     FROM (SELECT window(at, '2 minutes', '1 minute') AS w, user, explode(array(n, n)) AS n FROM events)
     GROUP BY w, user
 ''')
+p.sql("uneven", '''
+    SELECT date_format(w.start, 'mm:ss') AS start, user, sum(n) AS total
+    FROM (SELECT window(at, '90 seconds', '1 minute') AS w, user, n FROM events)
+    WHERE w.start > TIMESTAMP '2026-01-01T00:00:00Z' GROUP BY w, user
+''')
 p.sql("sessions", '''
     SELECT date_format(session_window.start, 'mm:ss') AS start, user, sum(n) AS total
     FROM events WHERE user <> 'hidden' GROUP BY session_window(at, '30 seconds'), user
@@ -63,7 +68,7 @@ def rolled(events):
         "date_format(time.start, 'mm:ss') AS start", "user", "total"
     )
 
-for step in ("tumbling", "sliding", "sessions", "nested", "rolled"):
+for step in ("tumbling", "sliding", "uneven", "sessions", "nested", "rolled"):
     p.sink(f"of_{step}", step, parquet=f"DIR/{step}")
 """
 
@@ -89,6 +94,8 @@ async def test_rows_that_are_late_for_a_window_in_sql_are_kept_and_those_that_a_
         *(("00:00", "a", 2), ("28:00", "c", 10), ("28:00", "d", 14), ("29:00", "a", 10), ("29:00", "d", 14)),
         *(("30:00", "a", 10), ("59:00", "a", 2)),
     ]
+    # c and d are in a window that has ended at 29:30, and d is in one more; those of b are filtered out.
+    assert runner.rows("uneven", *columns) == [("29:00", "a", 5), ("29:00", "d", 7), ("30:00", "a", 5)]
     assert runner.rows("sessions", *columns) == [("00:05", "a", 1), ("30:00", "a", 5)]
     assert runner.rows("nested", *columns) == [("00:00", "all", 1), ("20:00", "all", 7), ("30:00", "all", 5)]
     late = [5, 8, 1000, 1000, 6000]
@@ -96,6 +103,7 @@ async def test_rows_that_are_late_for_a_window_in_sql_are_kept_and_those_that_a_
         "tumbling": [5, 1000, 1000],
         # A row that is made of another is late for itself.
         "sliding": [5, 5, 8, 8, 1000, 1000, 1000, 1000, 6000, 6000],
+        "uneven": [5, 7],
         "sessions": [5, 7, 1000, 1000, 6000],
         "nested": late,
         "rolled": late,
@@ -104,11 +112,12 @@ async def test_rows_that_are_late_for_a_window_in_sql_are_kept_and_those_that_a_
     assert {query.name: query.late for query in status.queries} == {
         "of_tumbling": 3,
         "of_sliding": 10,
+        "of_uneven": 2,
         "of_sessions": 5,
         "of_nested": 5,
         "of_rolled": 5,
     }
-    assert status.dead_letters == 28
+    assert status.dead_letters == 30
 
 
 _JOINS = """

@@ -36,6 +36,7 @@ _DONE: Final = "queen-late-rows"
 _NUMBER: Final = "queen-operator"
 _ROW: Final = "_late_row"
 _COPY: Final = "_late_copy"
+_GROUPING: Final = "spark_grouping_id"
 # As many as Spark's optimizer tries.
 _MOST_ROUNDS: Final = 100
 # Those that leave out late rows, by what says that they do: nothing, or the name of a mode that has to be event time.
@@ -88,6 +89,8 @@ class _Carried:
     """The id of a row of which copies are made further up, for each window that it is of."""
     copies: tuple[Any, ...] = field(default_factory=tuple)
     """Which of the copies it is."""
+    earliest: tuple[Any, int] | None = None
+    """The copy that is of the earliest window, where every row has it: if any copy of a row is late, this one is."""
 
     @property
     def columns(self) -> list[Any]:
@@ -107,6 +110,7 @@ class _Step:
         self._number = self._tag(f"{_NUMBER}-{step}")
         self._inputs = [_columns(analyzed(one)) for one in inputs]
         self._left: dict[int, Any] = {}
+        self._rows_of: dict[int, set[int]] = {}
 
     def diverted(self) -> DataFrame:
         plan = self._filtered(analyzed(self._rows))
@@ -170,6 +174,12 @@ class _Step:
         if copied:
             times += [self._column(carried.row), functions.concat_ws("-", *map(self._column, carried.copies))]
         schema, values = self._held(carried.plan, record)
+        if carried.earliest is not None:
+            # The record of a row is given to Python once.
+            copy, number = carried.earliest
+            is_earliest = self._column(copy) == number
+            times = [*times[:2], *(functions.when(is_earliest, one) for one in times[2:])]
+            values = [functions.when(is_earliest, one) for one in values]
         late = self._side.divert_late(self._step, schema, copied=copied)
         kept = self._frame(carried.plan).where(late(*times, *values)).select(*map(self._column, own))
         return analyzed(kept)
@@ -203,6 +213,8 @@ class _Step:
         carried = replace(carried, record=found or carried.record)
         if name_of(node) == "Expand":
             return self._copied(node, carried)
+        if name_of(node) in ("Filter", JOIN) and not self._is_of_rows(node, carried):
+            carried = replace(carried, earliest=None)
         missing = [one for one in carried.columns if _id(one) not in own]
         if name_of(node) == "Project":
             listed = self._seq([*items(node.projectList()), *missing])
@@ -230,7 +242,19 @@ class _Step:
         ]
         output = self._seq([*_columns(expand), *missing, copy])
         made = self._catalyst.plans.logical.Expand(self._seq(projections), output, below)
-        return replace(given, plan=made, copies=(*carried.copies, copy))
+        earliest = carried.earliest
+        if row is not carried.row and not any(one.name() == _GROUPING for one in _columns(expand)):
+            # Spark's windows of a row go back in time.
+            earliest = copy, len(projections) - 1
+            self._rows_of[_id(copy)] = {_id(one) for one in _columns(below)}
+        return replace(given, plan=made, copies=(*carried.copies, copy), earliest=earliest)
+
+    def _is_of_rows(self, node: Any, carried: _Carried) -> bool:
+        """Whether a filter looks at nothing in which the copies of a row differ."""
+        if carried.earliest is None or name_of(node) == JOIN:
+            return False
+        used = {_id(one) for one in items(node.references().toSeq())}
+        return used <= self._rows_of[_id(carried.earliest[0])]
 
     def _held(self, plan: Any, record: Sequence[Any]) -> tuple[StructType, list[Column]]:
         """The columns of a record, and their types; what Arrow does not hold as text."""

@@ -118,6 +118,10 @@ def _divert_late(
     watermark = _watermark(Path(checkpoint))
     for time, end, *values in batches:
         late = pyarrow.compute.fill_null(pyarrow.compute.less_equal(end, watermark), False)
+        yield pyarrow.compute.invert(late)
+        if copied:
+            # Of the other copies of a row no record is given.
+            late = pyarrow.compute.and_(late, pyarrow.compute.is_valid(values[0]))
         if pyarrow.compute.any(late).as_py():
             if copied:
                 copies += zip(*(one.filter(late).to_pylist() for one in values[:2]), strict=True)
@@ -125,7 +129,6 @@ def _divert_late(
             times = zip(time.filter(late).to_pylist(), end.filter(late).to_pylist(), strict=True)
             reasons = pyarrow.array([_reason(at, until, watermark) for at, until in times], pyarrow.string())
             left.append(pyarrow.RecordBatch.from_arrays([*record, reasons], names=[*names, REASON]))
-        yield pyarrow.compute.invert(late)
     if copied and left:
         left = pyarrow.Table.from_batches(left).take(_once(copies)).to_batches()
     _keep(Path(checkpoint), tap, left)
