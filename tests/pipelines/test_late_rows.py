@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
+import pytest
+
+from queen.pipelines.queries import late_rows
 from queen.pipelines.session import Connection
 from tests.pipelines.running import Runner
 from tests.support.api import Api
@@ -238,3 +242,39 @@ async def test_a_late_row_of_sql_names_the_message_that_it_was(
     assert (letter["queue"], letter["offset"]) == ("events", 3)
     assert letter["transaction_id"] == str(message.transaction_id)
     assert [query.late for query in status.queries] == [1]
+
+
+@pytest.mark.parametrize("rule", ["NoSuchRule", "PushDownPredicates.noSuchMethod"])
+async def test_with_a_spark_that_plans_queries_in_another_way_late_rows_are_counted_as_spark_does_it(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rule: str
+) -> None:
+    def filtered(step: Any, plan: Any) -> Any:
+        found = step._catalyst.optimizer
+        for name in rule.split("."):
+            found = getattr(found, name)
+        return found(plan)
+
+    monkeypatch.setattr(late_rows._Step, "_filtered", filtered)
+    late_rows._warn.cache_clear()
+    for at in ("00:05", "30:00", "30:01", "00:30", "59:00"):
+        runner.batch(_event(at, "a", 1))
+    file = runner.file(
+        """\
+        pipeline: other
+        sources:
+          events:
+            {files: DIR/in, files_per_batch: 1, schema: "n int, at timestamp", event_time: at, lateness: 10 seconds}
+        steps:
+          short: {from: events, tumbling: 1 minute, aggregate: {total: sum(n)}}
+          long: {from: events, tumbling: 2 minutes, aggregate: {total: sum(n)}}
+        sinks:
+          of_short: {from: short, parquet: DIR/short}
+          of_long: {from: long, parquet: DIR/long}
+        """
+    )
+    with caplog.at_level(logging.WARNING):
+        status = await runner.run(file)
+    assert runner.rows("short", "total") == [(1,), (2,)]
+    assert {query.name: query.late for query in status.queries} == {"of_short": 1, "of_long": 1}
+    assert status.dead_letters == 0
+    assert [one.name for one in caplog.records if "late rows are only counted" in one.message] == [late_rows.__name__]

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 REASON: Final = "_reason"
-IN_TIME: Final = "queen_in_time"
-"""What the filters are called in Spark's plans that late rows leave by."""
 _DIRECTORY: Final = "side"
 _RUN: Final = "spark.jobGroup.id"
 _BATCH: Final = "streaming.sql.batchId"
@@ -62,23 +60,22 @@ class SideOutput:
         self.taps.append(tap)
         return judged.mapInArrow(partial(_divert, str(self._checkpoint), tap.name), judged.schema)
 
-    def divert_late(self, node: str, record: StructType, *, copied: bool = False) -> Callable[..., Column]:
-        """A function for a filter, which is false for rows that are late: their records leave.
+    def divert_late(self, node: str, record: StructType) -> Callable[..., Column]:
+        """A function that gives the watermark for each row, in microseconds. The records of rows that are late leave.
 
-        It takes the time of a row and the end of its window, both in microseconds; the id of the row and the number of
-        its copy, if rows were `copied` for each of their windows; and the columns of the record.
+        It takes the time of a row and when the first of its windows ends, both in microseconds, and the columns of the
+        record.
         """
         tap = Tap(f"{node}-{len(self.taps)}", node, StructType([*record, StructField(REASON, StringType())]), late=True)
         self.taps.append(tap)
         checkpoint, names = str(self._checkpoint), record.names
 
-        def in_time(rows: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
-            return _divert_late(checkpoint, tap.name, names, copied, rows)
+        def late_until(rows: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
+            return _divert_late(checkpoint, tap.name, names, rows)
 
-        in_time.__name__ = IN_TIME
         make: Any = arrow_udf
         # It must be called once for each row, where it stands.
-        called: Callable[..., Column] = make(in_time, "boolean").asNondeterministic()
+        called: Callable[..., Column] = make(late_until, "long").asNondeterministic()
         return called
 
     def taken(self, spark: SparkSession, batch: int) -> list[tuple[Tap, Any]]:
@@ -110,36 +107,18 @@ def _divert(checkpoint: str, tap: str, batches: Iterator[Any]) -> Iterator[Any]:
     _keep(Path(checkpoint), tap, left)
 
 
-def _divert_late(
-    checkpoint: str, tap: str, names: Sequence[str], copied: bool, batches: Iterator[tuple[Any, ...]]
-) -> Iterator[Any]:
+def _divert_late(checkpoint: str, tap: str, names: Sequence[str], batches: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
     left: list[Any] = []
-    copies: list[tuple[str, str]] = []
     watermark = _watermark(Path(checkpoint))
-    for time, end, *values in batches:
-        late = pyarrow.compute.fill_null(pyarrow.compute.less_equal(end, watermark), False)
-        yield pyarrow.compute.invert(late)
-        if copied:
-            # Of the other copies of a row no record is given.
-            late = pyarrow.compute.and_(late, pyarrow.compute.is_valid(values[0]))
+    for time, first_end, *record in batches:
+        yield pyarrow.repeat(pyarrow.scalar(watermark, pyarrow.int64()), len(time))
+        late = pyarrow.compute.fill_null(pyarrow.compute.less_equal(first_end, watermark), False)
         if pyarrow.compute.any(late).as_py():
-            if copied:
-                copies += zip(*(one.filter(late).to_pylist() for one in values[:2]), strict=True)
-            record = [one.filter(late) for one in values[len(values) - len(names) :]]
-            times = zip(time.filter(late).to_pylist(), end.filter(late).to_pylist(), strict=True)
-            reasons = pyarrow.array([_reason(at, until, watermark) for at, until in times], pyarrow.string())
-            left.append(pyarrow.RecordBatch.from_arrays([*record, reasons], names=[*names, REASON]))
-    if copied and left:
-        left = pyarrow.Table.from_batches(left).take(_once(copies)).to_batches()
+            times = zip(time.filter(late).to_pylist(), first_end.filter(late).to_pylist(), strict=True)
+            reasons = pyarrow.array([_reason(at, end, watermark) for at, end in times], pyarrow.string())
+            columns = [*(one.filter(late) for one in record), reasons]
+            left.append(pyarrow.RecordBatch.from_arrays(columns, names=[*names, REASON]))
     _keep(Path(checkpoint), tap, left)
-
-
-def _once(copies: Sequence[tuple[str, str]]) -> list[int]:
-    """The places of copies of rows such that each row is there once: those of the window of which most are late."""
-    found: dict[str, dict[str, list[int]]] = {}
-    for place, (row, copy) in enumerate(copies):
-        found.setdefault(row, {}).setdefault(copy, []).append(place)
-    return sorted(place for windows in found.values() for place in max(windows.values(), key=len))
 
 
 def _reason(time: int | None, end: int, watermark: int) -> str:
