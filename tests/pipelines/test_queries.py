@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from queen.pipelines.declaration import Declaration, OutputMode, Sink, SinkKind
 from queen.pipelines.errors import PipelineError, Where
 from queen.pipelines.loading import load
+from queen.pipelines.queries.fan_out import with_short_errors
 from queen.pipelines.queries.planning import Key, Query, lay_out, plan, read_layout
 from queen.pipelines.session import Connection
 from queen.wire.pipelines import PipelineState
@@ -175,7 +180,28 @@ def test_what_reads_a_source_twice_leaves_its_dead_letters_to_a_query_of_their_o
     )
     planned = plan(runner.session(), load(file), Connection("http://localhost:1", databases=("postgresql://nowhere",)))
     assert _shown(planned.layout) == {"out": ["out"], "dead_letters": ["dead_letters"]}
-    assert all(query.direct for query in planned.queries)
+    out, dead_letters = planned.queries
+    assert dead_letters.direct and not out.judges
+    # Late rows leave where they are left out, which is once on each side.
+    assert out.side is not None and [(tap.node, tap.late) for tap in out.side.taps] == [("pairs", True)] * 2
+
+
+def test_late_rows_of_a_step_that_is_used_twice_are_left_to_spark(runner: Runner) -> None:
+    file = runner.file(
+        """\
+        pipeline: twice
+        sources: {events: {queue: events, schema: "n int, at timestamp", event_time: at, lateness: 1 minute}}
+        steps:
+          once: {from: events, dedup: [n]}
+          others: {sql: "SELECT n AS m, at AS then FROM once"}
+          pairs: {join: [once, others], on: n = m AND then BETWEEN at AND at + INTERVAL 1 MINUTE}
+        sinks: {out: {from: pairs, console: true}}
+        """
+    )
+    planned = plan(runner.session(), load(file), Connection("http://localhost:1", databases=("postgresql://nowhere",)))
+    # What leaves one use of the step would take the place of what leaves the other.
+    out, _ = planned.queries
+    assert out.trunk == "pairs" and out.side is None and out.direct
 
 
 def test_what_was_noted_of_queries_is_read_and_what_cannot_be_read_is_said_with_the_remedy(tmp_path: Path) -> None:
@@ -188,3 +214,35 @@ def test_what_was_noted_of_queries_is_read_and_what_cannot_be_read_is_said_with_
     (tmp_path / "queries.json").write_text("{")
     with pytest.raises(PipelineError, match=r"cannot be read .*: put it back, or begin again with --fresh"):
         read_layout(tmp_path, declaration)
+
+
+def _as_spark_hears_of_it(spark: SparkSession, fail: Callable[[], object]) -> Any:
+    with pytest.raises(PipelineError) as failed:
+        with_short_errors(lambda rows, batch: fail())(spark.range(1), 0)
+    jvm: Any = spark._jvm
+    return jvm.py4j.Py4JException("".join(traceback.format_exception(failed.value)))
+
+
+def test_spark_tells_a_stop_from_a_failure_by_an_error_however_long_it_was(runner: Runner) -> None:
+    spark = runner.session()
+    jvm, context = spark._jvm, spark.sparkContext._jsc.sc()
+    assert jvm is not None
+    of_stop = jvm.org.apache.spark.sql.execution.streaming.runtime.StreamExecution.isInterruptionException
+
+    long = _as_spark_hears_of_it(spark, lambda: jvm.java.util.Objects.requireNonNull(None, "x" * 60_000))
+    assert "java.lang.NullPointerException: xxx" in long.getMessage()
+    # With the error as it was this ended in a StackOverflowError.
+    assert not of_stop(long, context)
+
+    def interrupted() -> None:
+        jvm.java.lang.Thread.currentThread().interrupt()
+        jvm.java.lang.Thread.sleep(1)
+
+    assert of_stop(_as_spark_hears_of_it(spark, interrupted), context)
+
+    spark.sparkContext.setJobGroup("stopped", "")
+    try:
+        context.cancelJobGroupAndFutureJobs("stopped")
+        assert of_stop(_as_spark_hears_of_it(spark, spark.range(1).count), context)
+    finally:
+        spark.sparkContext._jsc.clearJobGroup()

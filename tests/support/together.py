@@ -13,8 +13,8 @@ SPARK: Final = "spark"
 """Tests on one session. Spark gives the process of a stream ten seconds to start, which a second JVM would take."""
 
 _SPARK_MODULES: Final = (
-    *(f"tests/pipelines/test_{name}.py" for name in ("archive", "jobs", "kills", "lineage", "queries", "queues")),
-    *(f"tests/pipelines/test_{name}.py" for name in ("remedies", "steps", "table_readers", "tables")),
+    *(f"tests/pipelines/test_{name}.py" for name in ("archive", "jobs", "kills", "late_rows", "lineage", "queries")),
+    *(f"tests/pipelines/test_{name}.py" for name in ("queues", "remedies", "steps", "table_readers", "tables")),
     "tests/spark/sink/test_writers.py",
     *(f"tests/spark/source/test_{name}.py" for name in ("batch", "server_log", "stream", "tables")),
     "tests/spark/test_documentation.py",

@@ -79,7 +79,7 @@ _LONGEST_CAUSE: Final = 1000
 # The last line of a Python traceback; errors of Queen say all that matters, so their class is left out.
 _OURS: Final = re.compile(r"^(?:pyspark\.\S+: )?queen\.[\w.]+\.[A-Z]\w*: (?P<text>.+)")
 _PYTHON: Final = re.compile(r"^(?P<text>(?:(?:[a-z_]\w*\.)+[A-Z]\w*|[A-Z]\w*(?:Error|Exception)): \S.*)")
-_JAVA: Final = re.compile(r"^(?:Caused by: )?(?P<text>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Error|Exception): \S.*)")
+_JAVA: Final = re.compile(r"^(?:Caused by: |: )?(?P<text>(?:[a-z]\w*\.)+[A-Z][\w$]*(?:Error|Exception): \S.*)")
 # Errors that do not name a cause.
 _WRAPPERS: Final = ("PythonException", "awaitResult", "Job aborted", "SparkException: Task failed", "Py4JJavaError")
 _PLAN: Final = re.compile(r"\n+(=== Streaming Query ===|== SQL|JVM stacktrace:|Driver stacktrace:)")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame, functions
 
 from queen.pipelines.declaration import ONCE, Declaration, OutputMode, Sink, SinkKind
+from queen.pipelines.errors import PipelineError, cause_of
 from queen.pipelines.queries.frames import Frames, letters
 from queen.pipelines.queries.planning import DEAD_LETTERS, PlannedQuery, dead_letter_sink
 from queen.pipelines.session import Connection
@@ -39,13 +43,9 @@ class FanOut:
         self.written: Counter[str] = Counter()
         """By sink, since the run began."""
         self.late = 0
+        """Rows among the dead letters that came too late; Spark does not count them."""
         self.at: str | None = None
         """The sink that a batch is being written to."""
-
-    @property
-    def counts_late(self) -> bool:
-        """Whether it is by this that late rows are known."""
-        return self._query.side is not None and any(tap.late for tap in self._query.side.taps)
 
     def open(self, sinks: Sinks, dead_letters: Sink) -> None:
         """Before the query starts. Raises `DeclarationError` when a sink lacks what it needs."""
@@ -115,7 +115,7 @@ class Starter:
         sinks = Sinks(self._declaration.name, self._connection, checkpoint)
         if fan_out is not None:
             fan_out.open(sinks, dead_letter_sink(self._declaration))
-            stream = query.rows.writeStream.foreachBatch(fan_out)
+            stream = query.rows.writeStream.foreachBatch(with_short_errors(fan_out))
         else:
             stream = _direct(sinks, query.sinks[0], query.rows)
         stream = _triggered(stream, self._trigger, checkpoint).outputMode(query.mode)
@@ -128,13 +128,13 @@ def _direct(sinks: Sinks, sink: Sink, rows: DataFrame) -> DataStreamWriter:
     if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC) and sink.mode is OutputMode.APPEND:
         return messages(sink, counted).writeStream.format("queen").options(**sinks.options(sink))
     if sink.kind in (SinkKind.QUEUE, SinkKind.TOPIC):
-        return messages(sink, counted).writeStream.foreachBatch(sinks.publisher(sink))
+        return messages(sink, counted).writeStream.foreachBatch(with_short_errors(sinks.publisher(sink)))
     store = sinks.batches(sink)
 
     def write(rows: DataFrame, batch: int) -> None:
         store(rows, batch)
 
-    return sinks.columns(sink, counted).writeStream.foreachBatch(write)
+    return sinks.columns(sink, counted).writeStream.foreachBatch(with_short_errors(write))
 
 
 def _triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> DataStreamWriter:
@@ -143,3 +143,35 @@ def _triggered(stream: DataStreamWriter, trigger: str, checkpoint: Path) -> Data
     if trigger == ONCE:
         return stream.trigger(availableNow=True)
     return stream.trigger(processingTime=spark_interval(trigger))
+
+
+# By these Spark tells the error of a query that is being stopped from one that fails.
+_INTERRUPTED: Final = re.compile(
+    r"java\.lang\.InterruptedException|java\.io\.InterruptedIOException|java\.nio\.channels\.ClosedByInterruptException"
+)
+_CANCELLED: Final = re.compile(r"\[?.*cancelled part of cancelled job group \S+")
+
+
+def with_short_errors(write: Callable[[DataFrame, int], object]) -> Callable[[DataFrame, int], None]:
+    """A function for `foreachBatch` whose errors are one line.
+
+    Spark looks in the error of a query that is being stopped for the signs of an interruption, with a regular
+    expression that overflows the stack of the JVM on some thousand characters, as tracebacks of Java have them.
+    """
+
+    @wraps(write, updated=())
+    def write_batch(rows: DataFrame, batch: int) -> None:
+        try:
+            write(rows, batch)
+        except Exception:
+            raise PipelineError(_in_short(traceback.format_exc())) from None
+
+    return write_batch
+
+
+def _in_short(error: str) -> str:
+    if interrupted := _INTERRUPTED.search(error):
+        return f"py4j.protocol.Py4JJavaError: An error occurred while calling Spark: {interrupted[0]}"
+    if cancelled := _CANCELLED.search(error):
+        return f"org.apache.spark.SparkException: {cancelled[0]}"
+    return cause_of(error)

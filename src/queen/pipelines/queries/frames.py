@@ -34,12 +34,13 @@ from queen.pipelines.declaration import (
 )
 from queen.pipelines.errors import DeclarationError, PipelineError, Problem, Where, cause_of
 from queen.pipelines.loading import line_in
+from queen.pipelines.queries.late_rows import divert_late_rows
 from queen.pipelines.queries.operators import stateful_operators
-from queen.pipelines.queries.side_output import REASON, SideOutput, Times, row_times, window_times
+from queen.pipelines.queries.side_output import REASON, SideOutput
 from queen.pipelines.session import Connection
 from queen.spark.payloads import PayloadParser, as_struct, check_payload_schema
 from queen.spark.schemas import CORRUPT_RECORD
-from queen.wire.times import duration_ms, spark_interval
+from queen.wire.times import spark_interval
 
 
 def read_table(spark: SparkSession, connection: Connection, table: str, queue: str | None = None) -> DataFrame:
@@ -164,7 +165,12 @@ class Frames:
         if self._given is not None and name in self._given:
             return self._given[name]
         node = self._node(name)
-        return self._read(node) if isinstance(node, Source) else self._step(node)
+        if isinstance(node, Source):
+            return self._read(node)
+        rows = self._step(node)
+        if self._side is None:
+            return rows
+        return divert_late_rows(self._side, node.name, rows, [self.of(one) for one in node.inputs])
 
     def keeps_state(self, name: str) -> bool:
         """Whether a node looks at more than one row at a time, so that it cannot be computed batch by batch."""
@@ -311,7 +317,7 @@ class Frames:
             columns = list(action.columns)
             if time is None:
                 return rows.dropDuplicates(columns)
-            return self._in_time(step, rows, row_times(time)).dropDuplicatesWithinWatermark(columns)
+            return rows.dropDuplicatesWithinWatermark(columns)
         return self._windowed(step, action, rows)
 
     def _called(self, step: Step, action: Frame) -> DataFrame:
@@ -347,14 +353,10 @@ class Frames:
     def _windowed(self, step: Step, action: Window, rows: DataFrame) -> DataFrame:
         time = self._declaration.event_time_of(step.inputs[0])
         assert time is not None
-        size = duration_ms(action.size) or 0
         if action.kind is WindowKind.SESSION:
-            rows = self._in_time(step, rows, row_times(time, size))
             window = functions.session_window(time, spark_interval(action.size))
         else:
             slide = spark_interval(action.slide) if action.slide is not None else None
-            apart = duration_ms(action.slide) if action.slide is not None else None
-            rows = self._in_time(step, rows, window_times(time, size, apart or size))
             window = functions.window(time, spark_interval(action.size), slide)
         aggregates = [functions.expr(text).alias(name) for name, text in action.aggregate.items()]
         grouped = rows.groupBy(window.alias("_window"), *action.by).agg(*aggregates)
@@ -368,7 +370,7 @@ class Frames:
 
     def _joined(self, step: Step, action: Join) -> DataFrame:
         left_name, right_name = step.inputs
-        left, right = (self._timely(step, name) for name in step.inputs)
+        left, right = map(self.of, step.inputs)
         joined = left.alias(left_name).join(right.alias(right_name), functions.expr(action.on), action.how)
         columns = [functions.col(f"{left_name}.`{name}`").alias(name) for name in left.columns]
         if action.how != "left_semi":
@@ -376,19 +378,6 @@ class Frames:
                 renamed = f"{right_name}_{name}" if name in left.columns else name
                 columns.append(functions.col(f"{right_name}.`{name}`").alias(renamed))
         return joined.select(*columns)
-
-    def _timely(self, step: Step, name: str) -> DataFrame:
-        time = self._declaration.event_time_of(name)
-        return self._in_time(step, self.of(name), row_times(time)) if time is not None else self.of(name)
-
-    def _in_time(self, step: Step, rows: DataFrame, times: Times) -> DataFrame:
-        """The rows without those that Spark would leave out because they are late: they leave by the side.
-
-        What a step that keeps state gives comes in time for the next one: Spark's watermark of that one waits for it.
-        """
-        if self._side is None or stateful_operators(rows):
-            return rows
-        return self._side.divert_late(step.name, rows, times)
 
     def _good(self, node: str, judged: DataFrame) -> DataFrame:
         """The rows that have no reason to be dead letters."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -15,6 +17,7 @@ _STATELESS: Final = frozenset(
         "BatchEvalPython",
         "CollectMetrics",
         "EventTimeWatermark",
+        "Expand",
         "Filter",
         "Generate",
         "MapInArrow",
@@ -28,40 +31,61 @@ _STATELESS: Final = frozenset(
         "View",
     }
 )
-_READS: Final = ("StreamingRelation", "StreamingRelationV2")
-_JOIN: Final = "Join"
+READS: Final = ("StreamingRelation", "StreamingRelationV2")
+JOIN: Final = "Join"
 
 
 def stateful_operators(rows: DataFrame) -> int:
     """How many operators of a stream keep state, as far as is known: an unknown one counts."""
-    return sum(1 for operator in _streaming(rows) if _keeps_state(operator))
+    return sum(1 for operator in streaming(analyzed(rows)) if _keeps_state(operator))
 
 
 def stream_reads(rows: DataFrame) -> int:
     """How many times a plan reads a stream; a source that is used twice in it is read twice."""
-    return sum(1 for operator in _streaming(rows) if _name(operator) in _READS)
+    return sum(1 for operator in streaming(analyzed(rows)) if name_of(operator) in READS)
 
 
-def _streaming(rows: DataFrame) -> Iterator[Any]:
-    waiting = [rows._jdf.queryExecution().analyzed()]
+def joins_streams(operator: Any) -> bool:
+    """With a table that does not move, each row is joined for itself."""
+    return name_of(operator) == JOIN and all(child.isStreaming() for child in children_of(operator))
+
+
+def analyzed(rows: DataFrame) -> Any:
+    """The plan of rows, with all names and types found, and what a WITH names in the places where it is used."""
+    jvm: Any = rows.sparkSession._jvm
+    make = jvm.org.apache.spark.sql.catalyst.optimizer.InlineCTE
+    try:
+        inline = make(True, False, False)
+    except Py4JError:
+        # As it was in Spark 4.2.
+        inline = make(True, False)
+    return inline.apply(rows._jdf.queryExecution().analyzed())
+
+
+def streaming(plan: Any) -> Iterator[Any]:
+    """The operators of a plan that work on a stream, from the top."""
+    waiting = [plan]
     while waiting:
         operator = waiting.pop()
         if operator.isStreaming():
             yield operator
-            waiting += _children(operator)
+            waiting += children_of(operator)
+
+
+def children_of(operator: Any) -> list[Any]:
+    return items(operator.children())
+
+
+def items(sequence: Any) -> list[Any]:
+    """What is in a sequence of Scala."""
+    return [sequence.apply(number) for number in range(sequence.size())]
+
+
+def name_of(node: Any) -> str:
+    """The class of an operator or expression."""
+    return str(node.getClass().getSimpleName())
 
 
 def _keeps_state(operator: Any) -> bool:
-    if _name(operator) == _JOIN:
-        # With a table that does not move, each row is joined for itself.
-        return all(child.isStreaming() for child in _children(operator))
-    return _name(operator) not in _STATELESS
-
-
-def _children(operator: Any) -> list[Any]:
-    children = operator.children()
-    return [children.apply(number) for number in range(children.size())]
-
-
-def _name(operator: Any) -> str:
-    return str(operator.getClass().getSimpleName())
+    name = name_of(operator)
+    return joins_streams(operator) if name == JOIN else name not in _STATELESS

@@ -17,6 +17,7 @@ import msgspec
 from queen.pipelines.declaration import Declaration, OutputMode, Sink, SinkKind, Step
 from queen.pipelines.errors import DeclarationError, PipelineError
 from queen.pipelines.queries.frames import Frames
+from queen.pipelines.queries.late_rows import are_diverted_once
 from queen.pipelines.queries.operators import stream_reads
 from queen.pipelines.queries.side_output import SideOutput
 from queen.pipelines.session import Connection
@@ -238,16 +239,12 @@ class _Planner:
         for query in running:
             side = SideOutput(self._checkpoints / query.name) if self._is_stateful(query) else None
             own = frozenset(node for node, name in judges.items() if name == query.name)
-            if query.name in alone:
+            frames, rows = self._trunk(query, own, side)
+            if side is not None and query.name in alone and not are_diverted_once(side, rows):
                 side = None
-            frames = self._frames(
-                moves_groups=self._declaration.sinks[0].name in query.sinks,
-                # What comes after the trunk is judged batch by batch.
-                judges=own & self._before(query),
-                side=side,
-            )
+                frames, rows = self._trunk(query, own, side)
             members = [sinks[name] for name in query.sinks if name in sinks]
-            found = PlannedQuery(query.name, query.trunk, query.mode, members, frames.raw(query.trunk), side, own)
+            found = PlannedQuery(query.name, query.trunk, query.mode, members, rows, side, own)
             if len(members) == 1 and not found.has_dead_letters:
                 found.rows, found.direct = frames.of(members[0].source), True
             planned.append(found)
@@ -264,6 +261,15 @@ class _Planner:
             sink = dead_letter_sink(self._declaration)
             planned.append(PlannedQuery(DEAD_LETTERS, "", OutputMode.APPEND, [sink], rows_left, direct=True))
         return planned
+
+    def _trunk(self, query: Query, judges: frozenset[str], side: SideOutput | None) -> tuple[Frames, DataFrame]:
+        frames = self._frames(
+            moves_groups=self._declaration.sinks[0].name in query.sinks,
+            # What comes after the trunk is judged batch by batch.
+            judges=judges & self._before(query),
+            side=side,
+        )
+        return frames, frames.raw(query.trunk)
 
     def _frames(
         self, *, moves_groups: bool = False, judges: frozenset[str] | set[str], side: SideOutput | None = None
@@ -300,7 +306,7 @@ class _Planner:
         return isinstance(self._declaration.node(query.trunk), Step)
 
     def _reads_once(self, query: Query) -> bool:
-        """Whether each source is read once: side outputs of a source read twice would be written twice."""
+        """Whether each source is read once: what a source read twice gives for dead letters would be written twice."""
         if not self._is_stateful(query):
             return True
         sources = {source.name for source in self._declaration.sources}

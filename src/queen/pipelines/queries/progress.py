@@ -91,6 +91,7 @@ class QueryWatch:
         self._seen: tuple[int, str] | None = None
         self._done: StreamOffset | None = None
         self._stopped = False
+        self._late = 0
         self._failures = 0
         self._again_at: float | None = None
 
@@ -177,10 +178,10 @@ class QueryWatch:
         if ends is not None and self._done is not None:
             self._set_lag(behind(self._done, ends))
         if self._fan_out is not None:
+            late, self._late = self._fan_out.late - self._late, self._fan_out.late
             for status in self.sinks:
                 status.written = self._fan_out.written[status.name]
-                if self._fan_out.counts_late:
-                    status.late = self._fan_out.late
+                status.late += late
 
     def _unseen(self) -> list[Any]:
         reports = list(self._query.recentProgress)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.ipc
 from pyspark import TaskContext
-from pyspark.sql import functions
+from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.types import StringType, StructField, StructType
 
 from queen.errors import QueenError
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 REASON: Final = "_reason"
 _DIRECTORY: Final = "side"
-_TIME: Final = "_late_time"
-_FIRST_END: Final = "_late_first"
-_LAST_END: Final = "_late_last"
 _RUN: Final = "spark.jobGroup.id"
 _BATCH: Final = "streaming.sql.batchId"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,18 +47,6 @@ class Tap:
     late: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """When a row is too late: the event time, and the ends of the first and the last window that it is of.
-
-    All in microseconds. What is no window ends at once.
-    """
-
-    time: Column
-    first_end: Column
-    last_end: Column
-
-
 class SideOutput:
     """The taps of one query, whose checkpoint this is."""
 
@@ -75,18 +60,23 @@ class SideOutput:
         self.taps.append(tap)
         return judged.mapInArrow(partial(_divert, str(self._checkpoint), tap.name), judged.schema)
 
-    def divert_late(self, node: str, rows: DataFrame, times: Times) -> DataFrame:
-        """Rows whose windows are closed leave.
+    def divert_late(self, node: str, record: StructType) -> Callable[..., Column]:
+        """A function that gives the watermark for each row, in microseconds. The records of rows that are late leave.
 
-        A row that is in some windows still goes on, too: Spark leaves it out of those that are closed.
+        It takes the time of a row and when the first of its windows ends, both in microseconds, and the columns of the
+        record.
         """
-        tap = Tap(
-            f"{node}-{len(self.taps)}", node, StructType([*rows.schema, StructField(REASON, StringType())]), late=True
-        )
+        tap = Tap(f"{node}-{len(self.taps)}", node, StructType([*record, StructField(REASON, StringType())]), late=True)
         self.taps.append(tap)
-        timed = rows.withColumns({_TIME: times.time, _FIRST_END: times.first_end, _LAST_END: times.last_end})
-        # The schema says which column has the watermark, which has to be known behind this as well.
-        return timed.mapInArrow(partial(_divert_late, str(self._checkpoint), tap.name), rows.schema)
+        checkpoint, names = str(self._checkpoint), record.names
+
+        def late_until(rows: Iterator[tuple[pyarrow.Array, ...]]) -> Iterator[pyarrow.Array]:
+            return _divert_late(checkpoint, tap.name, names, rows)
+
+        make: Any = arrow_udf
+        # It must be called once for each row, where it stands.
+        called: Callable[..., Column] = make(late_until, "long").asNondeterministic()
+        return called
 
     def taken(self, spark: SparkSession, batch: int) -> list[tuple[Tap, Any]]:
         """The rows that left a batch which was computed in this run, as Arrow has them."""
@@ -106,24 +96,6 @@ class SideOutput:
         shutil.rmtree(self._checkpoint / _DIRECTORY, ignore_errors=True)
 
 
-def window_times(time: str, size: int, slide: int) -> Times:
-    """Of windows that begin at multiples of `slide`. Lengths are in milliseconds."""
-    length, step = size * 1000, slide * 1000
-    at = _micros(time)
-    first = at - functions.pmod(at - length, functions.lit(step)) + step
-    return Times(at, first, at - functions.pmod(at, functions.lit(step)) + length)
-
-
-def row_times(time: str, gap: int = 0) -> Times:
-    """Of rows that are a session of their own until they are joined with others, or no window at all."""
-    end = _micros(time) + gap * 1000
-    return Times(_micros(time), end, end)
-
-
-def _micros(time: str) -> Column:
-    return functions.unix_micros(functions.col(f"`{time}`").cast("timestamp"))
-
-
 def _divert(checkpoint: str, tap: str, batches: Iterator[Any]) -> Iterator[Any]:
     left: list[Any] = []
     for rows in batches:
@@ -135,25 +107,23 @@ def _divert(checkpoint: str, tap: str, batches: Iterator[Any]) -> Iterator[Any]:
     _keep(Path(checkpoint), tap, left)
 
 
-def _divert_late(checkpoint: str, tap: str, batches: Iterator[Any]) -> Iterator[Any]:
+def _divert_late(checkpoint: str, tap: str, names: Sequence[str], batches: Iterator[tuple[Any, ...]]) -> Iterator[Any]:
     left: list[Any] = []
     watermark = _watermark(Path(checkpoint))
-    for rows in batches:
-        own = rows.select([name for name in rows.schema.names if name not in (_TIME, _FIRST_END, _LAST_END)])
-        late = _not_after(rows.column(_FIRST_END), watermark)
+    for time, first_end, *record in batches:
+        yield pyarrow.repeat(pyarrow.scalar(watermark, pyarrow.int64()), len(time))
+        late = pyarrow.compute.fill_null(pyarrow.compute.less_equal(first_end, watermark), False)
         if pyarrow.compute.any(late).as_py():
-            reasons = [_reason(time.as_py(), watermark) for time in rows.column(_TIME).filter(late)]
-            left.append(own.filter(late).append_column(REASON, pyarrow.array(reasons, pyarrow.string())))
-            own = own.filter(pyarrow.compute.invert(_not_after(rows.column(_LAST_END), watermark)))
-        yield own
+            times = zip(time.filter(late).to_pylist(), first_end.filter(late).to_pylist(), strict=True)
+            reasons = pyarrow.array([_reason(at, end, watermark) for at, end in times], pyarrow.string())
+            columns = [*(one.filter(late) for one in record), reasons]
+            left.append(pyarrow.RecordBatch.from_arrays(columns, names=[*names, REASON]))
     _keep(Path(checkpoint), tap, left)
 
 
-def _not_after(times: Any, watermark: int) -> Any:
-    return pyarrow.compute.fill_null(pyarrow.compute.less_equal(times, watermark), False)
-
-
-def _reason(time: int, watermark: int) -> str:
+def _reason(time: int | None, end: int, watermark: int) -> str:
+    if time is None:
+        return f"late: its window until {_shown(end)} came after the watermark {_shown(watermark)}"
     return f"late: its time {_shown(time)} came after the watermark {_shown(watermark)}"
 
 
