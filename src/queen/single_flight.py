@@ -244,8 +244,8 @@ class SharedResult(Generic[T]):
             raise
         self._computed_at = self._clock()
         took, cold = self._computed_at - began, self._last is None
-        # The first opens a connection and reads tables from disk, so it does not show what the next will take; and what a
-        # new server counts, nothing, is soon outdated.
+        # The first opens a connection and reads tables from disk, so it does not show what the next will take; and what
+        # a new server counts, nothing, is soon outdated.
         self._took = 0.0 if cold and took < _SLOW_SECONDS else took
         self._last = value if self._most_seconds else None
         return value
