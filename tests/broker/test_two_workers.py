@@ -74,6 +74,23 @@ async def test_an_ack_of_a_message_that_was_cleared_does_not_consume_the_one_tha
     assert [message["data"] for message in await there.pop("q")] == ["new"]
 
 
+async def test_a_cycle_over_a_message_that_was_cleared_does_not_consume_the_one_that_has_its_id_now(pair: Pair) -> None:
+    here, there = pair
+    query = {"name": "q", "source_queue": "q", "config_hash": "h"}
+    query_id = (await here.call("POST", "/streams/v1/queries", query)).body["query_id"]
+    await here.push("q", "old", ids=["a"])
+    (message,) = await here.pop("q", consumerGroup="streams.q")
+    assert (await here.call("DELETE", "/api/v1/queues/q/clear")).status == 200
+    await here.push("q", "new", ids=["a"])
+    ack = {"transactionId": "a", "leaseId": message["leaseId"], "status": "completed", "count": 1}
+    cycle = {"query_id": query_id, "partition_id": message["partitionId"], "consumer_group": "streams.q", "ack": ack}
+    answer = await there.call("POST", "/streams/v1/cycle", cycle)
+    assert answer.body["success"] is False and answer.body["error"].startswith("Message not found")
+    path = "/api/v1/consumer-groups/streams.q/queues/q/partitions/Default/release"
+    assert (await here.call("POST", path)).status == 200
+    assert [message["data"] for message in await there.pop("q", consumerGroup="streams.q")] == ["new"]
+
+
 async def test_a_lease_that_ends_while_the_other_reads_what_there_is_keeps_nothing_from_it(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,8 +93,7 @@ def decide(cursor: Cursor, acks: Sequence[Ack], *, retry_limit: int, retry_delay
         ack = acks[index]
         if ack.lease_id and not _holds(cursor, ack):
             decision.outcomes[index] = _late(cursor, ack)
-        elif ack.lease_id and ack.offset >= cursor.lease_end:
-            # What was delivered is not stored any more, and its id was used again: the new message was never delivered.
+        elif _is_beyond(cursor, ack):
             decision.outcomes[index] = Outcome(False, UNRESOLVABLE)
         elif stopped:
             decision.outcomes[index] = _after_failure(ack)
@@ -130,8 +129,7 @@ def decide_in_transaction(cursor: Cursor, acks: Sequence[Ack]) -> Decision:
         ack = acks[index]
         if ack.lease_id and not _holds(cursor, ack):
             decision.outcomes[index] = _late(cursor, ack)
-        elif ack.lease_id and ack.offset >= cursor.lease_end:
-            # What was delivered is not stored any more, and its id was used again: the new message was never delivered.
+        elif _is_beyond(cursor, ack):
             decision.outcomes[index] = Outcome(False, UNRESOLVABLE)
         elif ack.status is AckStatus.COMPLETED:
             _consume(decision, ack.offset, completed=True, reset=False)
@@ -162,6 +160,9 @@ def decide_cycle(cursor: Cursor, ack: Ack, *, count: int, release: bool) -> Deci
         if not _holds(cursor, ack):
             decision.outcomes = [Outcome(False, INVALID_LEASE)]
             return decision
+        if _is_beyond(cursor, ack):
+            decision.outcomes = [Outcome(False, UNRESOLVABLE)]
+            return decision
     if ack.status is not AckStatus.COMPLETED:
         decision.dead.append((ack.offset, ack.error or "Unknown error", 0))
         _consume(decision, ack.offset, completed=False)
@@ -181,6 +182,14 @@ def decide_cycle(cursor: Cursor, ack: Ack, *, count: int, release: bool) -> Deci
 
 def _holds(cursor: Cursor, ack: Ack) -> bool:
     return cursor.live and cursor.lease_id == ack.lease_id
+
+
+def _is_beyond(cursor: Cursor, ack: Ack) -> bool:
+    """Whether an ack names a lease, and a message behind it.
+
+    What was delivered is not stored any more then, and its id was used again: the new message was never delivered.
+    """
+    return bool(ack.lease_id) and ack.offset >= cursor.lease_end
 
 
 def _late(cursor: Cursor, ack: Ack) -> Outcome:
