@@ -558,14 +558,19 @@ async def test_pops_are_refused_before_they_lease_while_answers_are_unread(
     assert len(await api.pop("q")) == 1
 
 
-async def test_an_answer_that_reads_only_is_given_up_when_there_is_no_room_for_it(api: Api) -> None:
+async def test_an_answer_that_reads_only_is_given_up_when_there_is_no_room_for_it(
+    api: Api, connection: Connection
+) -> None:
     assert api.worker is not None
     budget = api.worker.http.budget
     await api.push("q", *range(400))
-    reading = asyncio.ensure_future(api.call("GET", "/api/v1/messages?queue=q&limit=400"))
     server = api.worker.http
-    await until(lambda: server.in_flight() > 0)
-    budget.outgoing += budget.limits.outgoing_bytes + 1
+    async with connection.transaction():
+        # It reads until there is no more room.
+        await connection.execute("LOCK TABLE queen.segments")
+        reading = asyncio.ensure_future(api.call("GET", "/api/v1/messages?queue=q&limit=400"))
+        await until(lambda: server.in_flight() > 0)
+        budget.outgoing += budget.limits.outgoing_bytes + 1
     try:
         assert (await reading).status == 503
     finally:
